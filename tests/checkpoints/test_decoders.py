@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 import bertie
 from bertie.checkpoints.checkpoint import Checkpoint
-from bertie.config import Causal
+from bertie.checkpoints.model_spec import model_spec
+from bertie.config import Causal, Full, Sliding
 from bertie.errors import ConfigError, NotFoundError
 from bertie.tasks.embed import Embedder
 from bertie.text.batch import Batch
@@ -157,6 +158,149 @@ def test_default_pooling(name: str, pooling: str, tmp_path: Path) -> None:
     bidirectional = save_transformer("llama", tmp_path / "bidirectional", is_causal=False)
     assert Embedder.load(bidirectional).modules.pooling.modes == ("mean",)
     assert not any(isinstance(p, Causal) for p in Embedder.load(bidirectional).model.config.patterns)
+
+
+# --- configs as they are published ---
+
+_SHARED = {
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-06,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.2",
+    "use_cache": True,
+}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Qwen3-Embedding": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "head_dim": 128,
+        "bos_token_id": 151643,
+        "eos_token_id": 151643,
+        "hidden_act": "silu",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 28,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 8,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "vocab_size": 151669,
+    },
+    "EmbeddingGemma": {
+        "_sliding_window_pattern": 6,
+        "architectures": ["Gemma3TextModel"],
+        "model_type": "gemma3_text",
+        "attention_bias": False,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 768,
+        "intermediate_size": 1152,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": 3,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 1,
+        "pad_token_id": 0,
+        "query_pre_attn_scalar": 256,
+        "rope_scaling": None,
+        "rope_local_base_freq": 10000.0,
+        "rope_theta": 1000000.0,
+        "sliding_window": 512,
+        "vocab_size": 262144,
+        "use_bidirectional_attention": True,
+    },
+    "e5-mistral": {
+        "_name_or_path": "mistral",
+        "architectures": ["MistralModel"],
+        "model_type": "mistral",
+        "hidden_size": 4096,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+        "hidden_act": "silu",
+        "intermediate_size": 14336,
+        "max_position_embeddings": 32768,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "tie_word_embeddings": False,
+        "vocab_size": 32000,
+    },
+    "Llama-3.1": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": 128000,
+        "eos_token_id": [128001, 128008],
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "rope_type": "llama3",
+            "original_max_position_embeddings": 8192,
+        },
+        "tie_word_embeddings": False,
+        "vocab_size": 128256,
+    },
+    "sentence-t5": {
+        "architectures": ["T5EncoderModel"],
+        "model_type": "t5",
+        "d_ff": 3072,
+        "d_kv": 64,
+        "d_model": 768,
+        "decoder_start_token_id": 0,
+        "dropout_rate": 0.1,
+        "eos_token_id": 1,
+        "feed_forward_proj": "relu",
+        "initializer_factor": 1.0,
+        "is_encoder_decoder": True,
+        "layer_norm_epsilon": 1e-06,
+        "n_positions": 512,
+        "num_decoder_layers": 12,
+        "num_heads": 12,
+        "num_layers": 12,
+        "output_past": True,
+        "pad_token_id": 0,
+        "relative_attention_num_buckets": 32,
+        "task_specific_params": {"summarization": {"num_beams": 4}},
+        "vocab_size": 32128,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_read(name: str) -> None:
+    """Every key is known, and means what it means to transformers, whose own form of the file is read alike."""
+    config = {**({} if name == "sentence-t5" else _SHARED), **PUBLISHED[name]}
+    found = model_spec(config, None).encoder
+    theirs = transformers.AutoConfig.for_model(**config)
+    assert found == model_spec(json.loads(theirs.to_json_string(use_diff=False)), None).encoder
+    assert (found.width, found.depth) == (theirs.hidden_size, theirs.num_hidden_layers)
+    if name == "EmbeddingGemma":  # transformers: a distance below 257
+        assert found.patterns[:6] == (*(Sliding(256),) * 5, Full())
+    if name == "e5-mistral":
+        assert set(found.patterns) == {Causal(4095)}
 
 
 # --- what is refused ---
