@@ -10,6 +10,7 @@ import pytest
 from bertie.config import (
     BlockSparse,
     Bucketed,
+    Causal,
     Convolution,
     Disentangled,
     EmbeddingConfig,
@@ -19,6 +20,7 @@ from bertie.config import (
     Learned,
     NormConfig,
     Rotary,
+    RotaryScaling,
     Sliding,
 )
 from bertie.errors import ConfigError
@@ -60,6 +62,10 @@ GOOD = EncoderConfig(
         ({"positions": (Rotary((10.0, 10.0)),), "head_width": 3}, "head_width=3"),
         ({"max_length": 33}, "max_length=33"),
         ({"positions": (Disentangled(("c2p",), 8),), "kv_heads": 1}, "kv_heads=1"),
+        ({"positions": (Disentangled(("c2p",), 8),), "qk_norm": True}, "qk_norm"),
+        ({"output_norms": True}, "output_norms"),
+        ({"attention_scale": 0.0}, "attention_scale=0.0"),
+        ({"global_tokens": True, "patterns": (Causal(), Causal())}, "Causal"),
     ],
 )
 def test_contradictions_name_the_field(change: dict[str, Any], named: str) -> None:
@@ -72,6 +78,11 @@ def test_contradictions_name_the_field(change: dict[str, Any], named: str) -> No
     [
         lambda: NormConfig(eps=0.0),
         lambda: NormConfig("rms"),
+        lambda: NormConfig(unit_offset=True),
+        lambda: RotaryScaling(0.0),
+        lambda: RotaryScaling(2.0, (4.0, 1.0), 32),
+        lambda: Rotary((10.0, 10.0), (RotaryScaling(2.0),)),
+        lambda: Causal(-1),
         lambda: Learned(0),
         lambda: Learned(4, skip_id=3),
         lambda: Rotary(()),
@@ -98,3 +109,10 @@ def test_parts_are_validated(wrong: Any) -> None:
 def test_max_length_of_a_table_that_skips_rows() -> None:
     assert Learned(514, skip_id=1).max_length == 512
     assert Learned(512).max_length == 512
+
+
+def test_layers_with_the_same_frequencies_share_a_key() -> None:
+    scaling = RotaryScaling(4.0)
+    rotary = Rotary((10.0, 500.0, 10.0, 10.0), (None, None, scaling, None))
+    assert [rotary.key(layer) for layer in range(4)] == [10.0, 500.0, (10.0, scaling), 10.0]
+    assert rotary.distinct_keys() == (10.0, 500.0, (10.0, scaling))

@@ -30,7 +30,7 @@ SEARCH, EMBEDDINGS, SCALE = (ROOT / "docs" / f"{name}.md" for name in ("search",
 SERVE, PLAYGROUND, SPEED = (ROOT / "docs" / f"{name}.md" for name in ("serve", "playground", "speed"))
 SECURITY = ROOT / "docs" / "security.md"
 FILES, LABELLING, TRAIN = (ROOT / "docs" / f"{name}.md" for name in ("files", "labelling", "train"))
-GROUPS, INTEGRATIONS = ROOT / "docs" / "groups.md", ROOT / "docs" / "integrations.md"
+GROUPS, INTEGRATIONS, DECODERS = (ROOT / "docs" / f"{name}.md" for name in ("groups", "integrations", "decoders"))
 COMMAND_LINE, PYTHON = (ROOT / "docs" / f"{name}.md" for name in ("command-line", "python"))
 PAGES = [
     ROOT / "docs" / "first-hour.md",
@@ -44,6 +44,7 @@ PAGES = [
     PRETRAIN,
     SEARCH,
     EMBEDDINGS,
+    DECODERS,
     SCALE,
     SERVE,
     ROOT / "docs" / "clients.md",
@@ -137,6 +138,7 @@ def test_links(page: Path) -> None:
     [
         PRETRAIN,
         SPEED,
+        DECODERS,
         *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, PYTHON, INTEGRATIONS, CARD]),
     ],
     ids=lambda page: page.stem,

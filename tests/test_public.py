@@ -45,7 +45,8 @@ def test_the_core_imports_no_optional_package() -> None:
 
 
 def test_families_are_named_only_in_their_modules_and_their_table() -> None:
-    names = re.compile("|".join(set(FAMILIES) - {"bert"}), re.IGNORECASE)
+    # "t5" is also the end of "sst5", a dataset.
+    names = re.compile("|".join({*FAMILIES, r"(?<![a-z])t5"} - {"bert", "t5"}), re.IGNORECASE)
     for path in SOURCE.rglob("*.py"):
         if path.parent.name == "families":
             continue

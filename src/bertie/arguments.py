@@ -80,6 +80,7 @@ ATTRIBUTE_HINTS = {
     "cuda": 'use .to("cuda")',
     "eval": "models are in evaluation mode unless fit() trains them",
     "from_pretrained": "use load()",
+    "generate": "Bertie computes with encoders, and of decoders only embeddings; it does not generate text",
     "get_sentence_embedding_dimension": "use .dimension",
     "half": 'use load(name, precision="fp16")',
     "max_seq_length": "use .checkpoint.max_length",

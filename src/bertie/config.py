@@ -34,12 +34,15 @@ class NormConfig:
     kind: Literal["layer", "rms"] = "layer"
     eps: float = 1e-12
     bias: bool = True
+    unit_offset: bool = False  # of RMSNorm: the factor is 1 + weight (Gemma)
 
     def __post_init__(self) -> None:
         if not 0 < self.eps < 1:
             raise ConfigError(f"NormConfig.eps={self.eps} must lie between 0 and 1")
         if self.kind == "rms" and self.bias:
             raise ConfigError("NormConfig(kind='rms', bias=True): RMSNorm has no bias")
+        if self.kind != "rms" and self.unit_offset:
+            raise ConfigError("NormConfig.unit_offset=True is for kind='rms'")
 
 
 # --- positions: added to the embeddings, applied to queries and keys, or added to attention scores ---
@@ -66,14 +69,47 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True)
+class RotaryScaling:
+    """Rotary frequencies of a model that was extended to longer texts: divided by `factor`.
+
+    Llama 3.1 divides low frequencies only: those with fewer than `low` waves in `original_length` tokens, where
+    `waves` is (low, high). Those with more than `high` are kept, and between the two there is a smooth transition.
+    """
+
+    factor: float
+    waves: tuple[float, float] | None = None  # None: all frequencies are divided (linear scaling)
+    original_length: int = 1
+
+    def __post_init__(self) -> None:
+        _positive(self, "original_length")
+        if not self.factor > 0 or (self.waves is not None and not 0 < self.waves[0] < self.waves[1]):
+            raise ConfigError(f"{self} must have a factor above 0, and rising waves above 0")
+
+
+RotaryKey = float | tuple[float, RotaryScaling]
+
+
+@dataclass(frozen=True, slots=True)
 class Rotary:
-    """Rotary embeddings, applied to queries and keys; one base frequency per layer."""
+    """Rotary embeddings, applied to queries and keys; one base frequency, and one scaling or None, per layer."""
 
     bases: tuple[float, ...]
+    scalings: tuple[RotaryScaling | None, ...] = ()  # empty: none in any layer
 
     def __post_init__(self) -> None:
         if not self.bases or min(self.bases) <= 1:
             raise ConfigError(f"Rotary.bases={self.bases} must each be greater than 1")
+        if self.scalings and len(self.scalings) != len(self.bases):
+            raise ConfigError(f"Rotary.scalings has {len(self.scalings)} entries for {len(self.bases)} bases")
+
+    def key(self, layer: int) -> RotaryKey:
+        """What determines a layer's frequencies: layers with the same key share their tables."""
+        scaling = self.scalings[layer] if self.scalings else None
+        return self.bases[layer] if scaling is None else (self.bases[layer], scaling)
+
+    def distinct_keys(self) -> tuple[RotaryKey, ...]:
+        """The distinct keys of all layers, in order."""
+        return tuple(dict.fromkeys(self.key(layer) for layer in range(len(self.bases))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +171,17 @@ class Sliding:
 
 
 @dataclass(frozen=True, slots=True)
+class Causal:
+    """A token attends to itself and to those before it: all of them, or those at most `window` tokens away."""
+
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and (not isinstance(self.window, int) or self.window < 0):
+            raise ConfigError(f"Causal.window={self.window!r} must be a whole number of at least 0, or None")
+
+
+@dataclass(frozen=True, slots=True)
 class BlockSparse:
     """BigBird: a block attends to its neighbours and to the first and last block, which attend to all.
 
@@ -157,7 +204,18 @@ class BlockSparse:
         return (5 + 2 * self.random) * self.block
 
 
-Pattern = Full | Sliding | BlockSparse
+Pattern = Full | Sliding | Causal | BlockSparse
+
+
+def visible_range(pattern: Pattern) -> tuple[int, int]:
+    """How many tokens before and after itself a token attends to; −1: all of them. Not for `BlockSparse`.
+
+    >>> visible_range(Sliding(64)), visible_range(Causal())
+    ((64, 64), (-1, 0))
+    """
+    if isinstance(pattern, Causal):
+        return -1 if pattern.window is None else pattern.window, 0
+    return (pattern.window, pattern.window) if isinstance(pattern, Sliding) else (-1, -1)
 
 
 # --- the encoder ---
@@ -213,6 +271,9 @@ class EncoderConfig:
     norm: NormConfig = NormConfig()
     pre_norm: bool = False  # norms before attention and feed-forward, and a final one; else after each residual
     first_norm: bool = True  # with pre_norm: whether the first block's attention has a norm
+    output_norms: bool = False  # with pre_norm: norms of what attention and feed-forward add to the residual (Gemma)
+    qk_norm: bool = False  # a norm over each head's queries and keys, before rotary embeddings
+    attention_scale: float | None = None  # of the scores q·k; None: 1 / sqrt(head_width)
     embeddings: EmbeddingConfig
     positions: tuple[Position, ...]
     patterns: tuple[Pattern, ...]  # one per layer
@@ -237,6 +298,12 @@ class EncoderConfig:
         for field in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, field) < 1:
                 raise ConfigError(f"{field}={getattr(self, field)} must lie in [0, 1)")
+        if self.output_norms and not self.pre_norm:
+            raise ConfigError("output_norms=True needs pre_norm=True")
+        if self.attention_scale is not None and not self.attention_scale > 0:
+            raise ConfigError(f"attention_scale={self.attention_scale} must be greater than 0, or None")
+        if self.global_tokens and (self.qk_norm or any(isinstance(p, Causal) for p in self.patterns)):
+            raise ConfigError("global_tokens=True cannot be combined with qk_norm or Causal patterns")
         if self.pad_id is not None and not 0 <= self.pad_id < self.vocab:
             raise ConfigError(f"pad_id={self.pad_id} must lie in the vocabulary of {self.vocab}")
         if self.embeddings.project is None and self.embeddings.width != self.width:
@@ -256,6 +323,8 @@ class EncoderConfig:
                 raise ConfigError(f"max_length={self.max_length} exceeds the position table's {position.max_length}")
             if isinstance(position, Disentangled) and self.kv_heads != self.heads:
                 raise ConfigError(f"kv_heads={self.kv_heads} must equal heads={self.heads} with Disentangled positions")
+            if isinstance(position, Disentangled) and (self.qk_norm or self.attention_scale is not None):
+                raise ConfigError("Disentangled positions cannot be combined with qk_norm or attention_scale")
 
     @property
     def depth(self) -> int:

@@ -72,7 +72,7 @@ class Recipe:
     abstain: float | None = None  # target precision of confident predictions; sets the abstention threshold
     loss: str | None = None  # embed: a name, as "infonce" or "triplet:margin=0.2"; None: by the kind of data
     matryoshka: tuple[int, ...] | None = None  # embed: dimensions that embeddings may be truncated to
-    pooling: str | None = None  # embed: one of POOLINGS; None: the checkpoint's, or mean
+    pooling: str | None = None  # embed: one of POOLINGS; None: the checkpoint's, else mean or last
 
     def __post_init__(self) -> None:
         if isinstance(self.budget, str):

@@ -35,8 +35,13 @@ AUTO: dict[HeadName, tuple[str, Any]] = {
     "answer": ("ForQuestionAnswering", transformers.AutoModelForQuestionAnswering),
     "mlm": ("ForMaskedLM", transformers.AutoModelForMaskedLM),
 }
-ENCODERS = {tiny.model_type: name for name, tiny in reversed(TINY.items()) if "Model" in tiny.heads}
-assert set(ENCODERS) == set(FAMILIES)
+WITH_HEADS = {family.model_type for family in FAMILIES.values() if not family.decoder}
+ENCODERS = {
+    tiny.model_type: name
+    for name, tiny in reversed(TINY.items())
+    if "Model" in tiny.heads and tiny.model_type in WITH_HEADS
+}
+assert set(ENCODERS) == WITH_HEADS
 # Wherever transformers has a class.
 CLASSES: dict[HeadName, Any] = {
     "classify": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from bertie.config import EmbeddingConfig, Full, Learned, Pattern, Rotary, Sliding
+from bertie.config import Causal, EmbeddingConfig, Full, Learned, Pattern, Rotary, Sliding
 from bertie.nn.encoder import Encoder
 from bertie.ops.contracts import AttentionInputs
 from bertie.ops.dispatch import attention_backends
@@ -97,6 +97,8 @@ def test_lengths(lengths: list[int], pattern: Pattern, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("window", [1, 63, 64, 65, 500])
 def test_windows_of_longer_texts(window: int, dtype: torch.dtype) -> None:
     compare([4096, 1, 129, 2048], Sliding(window), (4, 2, 64), dtype)
+    compare([4096, 1, 129, 2048], Causal(window), (4, 2, 64), dtype)
+    compare([1, 129, 700], Causal(), (4, 2, 64), dtype)
 
 
 def test_longest_texts() -> None:

@@ -8,13 +8,16 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from bertie.config import BlockSparse, Bucketed, Disentangled, Full, Pattern, Sliding
+from bertie.config import BlockSparse, Bucketed, Causal, Disentangled, Full, Pattern, Sliding
 from bertie.nn.positions import relative_rows
 from bertie.ops import Relative, reference
 from bertie.ops.torch import grouped_attention as grouped
 from tests.ops.forced import attend
 
-PATTERNS: list[Pattern] = [Full(), Sliding(1), Sliding(5), Sliding(64), BlockSparse(4, 1), BlockSparse(8, 0)]
+PATTERNS: list[Pattern] = [
+    *(Full(), Sliding(1), Sliding(5), Sliding(64), BlockSparse(4, 1), BlockSparse(8, 0)),
+    *(Causal(), Causal(0), Causal(4), Causal(64)),
+]
 H, D = 4, 8
 
 
@@ -83,7 +86,7 @@ def test_global_keys() -> None:
     compare(lengths, pattern=Sliding(2), global_tokens=chosen)
 
 
-@pytest.mark.parametrize("pattern", [Full(), Sliding(6), BlockSparse(4, 1)], ids=str)
+@pytest.mark.parametrize("pattern", [Full(), Sliding(6), Causal(), Causal(9), BlockSparse(4, 1)], ids=str)
 def test_long_texts_in_chunks(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "CHUNK", 7)
     monkeypatch.setattr(grouped, "MAX_SCORES", 500)

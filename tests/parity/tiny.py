@@ -37,6 +37,50 @@ class Tiny:
     longest: int = 40
 
 
+_DECODER = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "attention_dropout": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LAYERS = ["sliding_attention", "full_attention"]
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_GEMMA = _DECODER | {
+    "num_hidden_layers": 3,
+    "head_dim": 8,
+    "query_pre_attn_scalar": 12,
+    "sliding_window": 8,
+    "layer_types": [*_LAYERS, "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
+_T5 = {
+    "vocab_size": 64,
+    "d_model": 16,
+    "d_kv": 6,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_heads": 2,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "dropout_rate": 0.2,
+}
 _ROBERTA = _SMALL | {"pad_token_id": 1, "type_vocab_size": 2}
 
 TINY: dict[str, Tiny] = {
@@ -218,25 +262,56 @@ TINY: dict[str, Tiny] = {
         },
         ("ForMaskedLM", "ForSequenceClassification"),
     ),
+    "llama": Tiny("llama", "Llama", _DECODER, ("Model",), longest=60),
+    "llama-scaled": Tiny(
+        "llama",
+        "Llama",
+        _DECODER | {"rope_parameters": _LLAMA3, "attention_bias": True, "mlp_bias": True, "head_dim": 8},
+        ("Model",),
+        longest=60,
+    ),
+    "llama-bidirectional": Tiny("llama", "Llama", _DECODER | {"is_causal": False}, ("Model",)),
+    "mistral": Tiny("mistral", "Mistral", _DECODER | {"sliding_window": 9}, ("Model",), longest=60),
+    "mistral-full": Tiny("mistral", "Mistral", _DECODER | {"sliding_window": None, "head_dim": 6}, ("Model",)),
+    "mistral-bidirectional": Tiny(
+        "mistral", "Mistral", _DECODER | {"sliding_window": 4, "is_causal": False}, ("Model",)
+    ),
+    "qwen2": Tiny("qwen2", "Qwen2", _DECODER, ("Model",)),
+    "qwen3": Tiny("qwen3", "Qwen3", _DECODER | {"head_dim": 8}, ("Model",), longest=60),
+    "qwen3-sliding": Tiny(
+        "qwen3",
+        "Qwen3",
+        _DECODER
+        | {"head_dim": 8, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "layer_types": None},
+        ("Model",),
+    ),
+    "gemma3_text": Tiny("gemma3_text", "Gemma3Text", _GEMMA, ("Model",), longest=60),
+    "gemma3_text-bidirectional": Tiny(
+        "gemma3_text", "Gemma3Text", _GEMMA | {"use_bidirectional_attention": True}, ("Model",), longest=60
+    ),
+    "t5": Tiny("t5", "T5", _T5, ("EncoderModel",), longest=70),
+    "t5-gated": Tiny("t5", "T5", _T5 | {"feed_forward_proj": "gated-gelu"}, ("EncoderModel",)),
 }
 
 CASES = [(name, suffix) for name, tiny in TINY.items() for suffix in tiny.heads]
 
 
-def build(name: str, suffix: str, seed: int = 0, **options: Any) -> Any:
-    """transformers' model, in evaluation mode."""
+def build(name: str, suffix: str, seed: int = 0, *, changes: dict[str, Any] | None = None, **options: Any) -> Any:
+    """transformers' model, in evaluation mode; `changes` are made to its config."""
     tiny = TINY[name]
     torch.manual_seed(seed)
     extra: dict[str, Any] = {}
     if suffix in ("ForSequenceClassification", "ForTokenClassification"):
         extra = {"num_labels": 3}
-    config = AutoConfig.for_model(tiny.model_type, **tiny.config, **extra)
-    model = getattr(transformers, tiny.stem + suffix)(config, **options)
+    config = AutoConfig.for_model(tiny.model_type, **tiny.config | extra | (changes or {}))
+    stem = "Gemma3" if (tiny.stem, suffix) == ("Gemma3Text", "ForCausalLM") else tiny.stem
+    model = getattr(transformers, stem + suffix)(config, **options)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
             if "norm" in key.lower() and key.endswith("weight"):
-                parameter.copy_(1 + 0.2 * noise)
+                offset = 0 if tiny.model_type == "gemma3_text" else 1  # Gemma's factor is 1 + weight
+                parameter.copy_(offset + 0.2 * noise)
             else:
                 parameter.copy_(0.25 * noise)
     return model.eval()

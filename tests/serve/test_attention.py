@@ -17,13 +17,16 @@ from tests.parity.test_transformers import ours
 from tests.parity.tiny import build
 from tests.tasks import tiny
 
-# Every kind of position and pattern: learned, shared layers, rotary with sliding windows, buckets, disentangled.
-FAMILIES = ("bert", "albert", "modernbert", "mpnet", "deberta", "deberta-v2", "eurobert", "nomic_bert")
+# Every kind of position and pattern: learned, shared layers, rotary with windows, buckets, disentangled, causal.
+FAMILIES = (
+    *("bert", "albert", "modernbert", "mpnet", "deberta", "deberta-v2", "eurobert", "nomic_bert"),
+    *("mistral", "qwen3", "gemma3_text", "gemma3_text-bidirectional", "t5"),
+)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_weights_equal_transformers(name: str) -> None:
-    theirs = build(name, "Model").eval()
+    theirs = build(name, "EncoderModel" if name == "t5" else "Model").eval()
     theirs.set_attn_implementation("eager") if name not in ("deberta", "deberta-v2", "mpnet") else None
     model, _ = ours(theirs)
     ids = torch.randint(5, 60, (23,), generator=torch.Generator().manual_seed(1)).tolist()

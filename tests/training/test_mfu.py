@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bertie.config import BlockSparse, Full, Sliding
+from bertie.config import BlockSparse, Causal, Full, Sliding
 from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
 from bertie.ops.reference import _count
@@ -76,6 +76,9 @@ def test_pairs_of_attention_patterns() -> None:
         Sliding(1),
         Sliding(4),
         Sliding(40),
+        Causal(),
+        Causal(0),
+        Causal(6),
         BlockSparse(4, 0),
         BlockSparse(4, 1),
         BlockSparse(3, 2),

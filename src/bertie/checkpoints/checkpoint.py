@@ -330,7 +330,7 @@ class Checkpoint:
         storage.save_folder(Path(folder), files, tensors, weights=file, overwrite=overwrite)
 
     def _saved_config(self, precision: weight_files.StoredPrecision | None) -> dict[str, Any]:
-        config = dict(self.config)
+        config = self.spec.saved_config(self.config)
         dtype_key = next((key for key in ("dtype", "torch_dtype") if key in config), None)
         if dtype_key:  # transformers loads the weights in the dtype named here, whatever the file holds
             dtype = torch.float16 if precision == "fp16" else self.model.dtype

@@ -139,6 +139,10 @@ class ConfigKeys:
         """A number of tokens."""
         return self.integer(name, default, least, MOST_TOKENS)
 
+    def optional_tokens(self, name: str, default: int | None = None) -> int | None:
+        """A number of tokens, or null."""
+        return self.optional_integer(name, default, 1, MOST_TOKENS)
+
     def number(self, name: str, default: Any = _NONE, least: float = 0.0, most: float = math.inf) -> float:
         """A number between `least` and `most`."""
         value = self._take(name, default)

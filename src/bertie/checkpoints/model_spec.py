@@ -18,11 +18,14 @@ from bertie.checkpoints.families import (
     electra,
     ernie,
     eurobert,
+    gemma3_text,
+    llama,
     longformer,
     modernbert,
     mpnet,
     nomic_bert,
     roberta,
+    t5,
 )
 from bertie.checkpoints.families.family import Family, HeadTable
 from bertie.config import PROBLEMS, EncoderConfig, HeadConfig, HeadName
@@ -42,11 +45,17 @@ FAMILIES: dict[str, Family] = {
         electra.FAMILY,
         ernie.FAMILY,
         eurobert.FAMILY,
+        gemma3_text.FAMILY,
+        llama.LLAMA,
         longformer.FAMILY,
+        llama.MISTRAL,
         modernbert.FAMILY,
         mpnet.FAMILY,
         nomic_bert.FAMILY,
+        llama.QWEN2,
+        llama.QWEN3,
         roberta.ROBERTA,
+        t5.FAMILY,
         roberta.XLM_ROBERTA,
     )
 }
@@ -81,6 +90,12 @@ class ModelSpec:
         ):
             return alternative
         return self.family.heads[head]
+
+    def saved_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """config.json for the tensors that are saved: a decoder whose output layer was not loaded is a bare one."""
+        if not self.family.decoder or all(name.endswith("inv_freq") for name in self.weight_map.dropped):
+            return dict(config)
+        return dict(config) | {"architectures": [next(iter(self.family.architectures))]}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A family is a table of functions: a copy or a pickle refers to it by name.
@@ -153,7 +168,8 @@ def config_with_head(
     family = _family(raw)
     classes = {heads[0]: name for name, heads in family.architectures.items() if len(heads) == 1}
     if head not in classes:
-        raise ConfigError(f"head={head!r} is not available for {family.model_type}; it has: {', '.join(classes)}")
+        has = family.heads_in_words if family.decoder else ", ".join(classes)
+        raise ConfigError(f"head={head!r} is not available for {family.model_type}; it has: {has}")
     if problem is not None and (head != "classify" or problem not in PROBLEMS):
         allowed = "None" if head != "classify" else f"one of {', '.join(PROBLEMS)}, or None"
         raise ConfigError(f"problem={problem!r} of head={head!r} must be {allowed}")
@@ -196,7 +212,7 @@ def _named_heads(
         return ()
     if head is not None:
         if head not in family.heads:
-            raise ConfigError(f"head={head!r} is not one of {family.model_type}'s: {', '.join(family.heads)}")
+            raise ConfigError(f"head={head!r} is not one of {family.model_type}'s: {family.heads_in_words}")
         return (head,)
     named = raw.get("architectures")
     if named is None:
@@ -204,7 +220,7 @@ def _named_heads(
     if not isinstance(named, list) or len(named) != 1 or named[0] not in list(family.architectures):
         raise ConfigError(
             f"config.json: architectures={named!r:.80} is not supported; allowed: one of "
-            f"{', '.join(family.architectures)}, or pass head= with one of {', '.join(family.heads)}"
+            f"{', '.join(family.architectures)}, or pass head= with one of {family.heads_in_words}"
         )
     return family.architectures[named[0]]
 

@@ -21,6 +21,7 @@ from bertie.checkpoints.sentence_transformers import (
 )
 from bertie.checkpoints.storage import to_json
 from bertie.checkpoints.weight_files import open_weights, tensor_bytes
+from bertie.config import Causal, EncoderConfig
 from bertie.errors import CheckpointError, ConfigError
 from bertie.nn.pooling import MODES, Pooling
 from bertie.nn.sentence_layers import Dense, EmbeddingLayerNorm, Normalize
@@ -145,6 +146,12 @@ class SentenceModules(nn.Module):
         if dense is not None:
             folder.json["2_Dense/config.json"] = _dense_config(dense)
         return cls(pool, layers, width, folder)
+
+    @classmethod
+    def default(cls, cfg: EncoderConfig, normalize: bool = True) -> SentenceModules:
+        """The modules for an encoder without any: mean pooling, or the last token if that alone sees the whole text."""
+        causal = all(isinstance(pattern, Causal) for pattern in cfg.patterns)
+        return cls.create(cfg.width, "lasttoken" if causal else "mean", normalize)
 
     def with_layers(self, *layers: nn.Module) -> SentenceModules:
         """Return a copy with more layers at the end. All layers must be `Dense` or `Normalize`.

@@ -65,7 +65,7 @@ HELP = {
         "triplet:margin=0.2,distance=cosine; by the kind of data by default"
     ),
     "matryoshka": "embed: dimensions that embeddings may be truncated to, as 256,128,64",
-    "pooling": "embed: cls, mean, max, last or weighted-mean; the checkpoint's by default, or mean",
+    "pooling": "embed: cls, mean, max, last or weighted-mean; the checkpoint's, else mean (last if causal)",
 }
 
 

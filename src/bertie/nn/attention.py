@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertie.config import Disentangled, EncoderConfig, Rotary
+from bertie.config import Disentangled, EncoderConfig, Rotary, RotaryKey
+from bertie.nn.norms import build_norm
 from bertie.ops.attention import attend
 from bertie.ops.contracts import AttentionInputs, Relative
 from bertie.ops.dispatch import DispatchTable
@@ -21,7 +22,7 @@ class PassContext:
     """What all layers of one forward pass share: the resolved backends and what follows from the positions."""
 
     ops: DispatchTable
-    rotations: dict[float, tuple[Tensor, Tensor]]  # by base frequency: cos, sin (T, d)
+    rotations: dict[RotaryKey, tuple[Tensor, Tensor]]  # by base frequency and scaling: cos, sin (T, d)
     relative_rows: Tensor | None = None  # rows of the relative table, by distance
     relative_table: Tensor | None = None
     cache: dict[Any, Tensor] = field(default_factory=dict)  # see `attend`
@@ -76,16 +77,18 @@ class SelfAttention(nn.Module):
         self.position_key = nn.Linear(cfg.width, inner, bias=own.key_bias) if own and "c2p" in own.terms else None
         self.position_query = nn.Linear(cfg.width, inner) if own and "p2c" in own.terms else None
         terms = len(self.disentangled.terms) if self.disentangled else 0
-        self.scale = (cfg.head_width * (1 + terms)) ** -0.5  # each term adds its variance
+        self.scale = cfg.attention_scale or (cfg.head_width * (1 + terms)) ** -0.5  # each term adds its variance
+        self.q_norm = build_norm(cfg.norm, cfg.head_width) if cfg.qk_norm else None
+        self.k_norm = build_norm(cfg.norm, cfg.head_width) if cfg.qk_norm else None
 
     def forward(
         self, x: Tensor, batch: Batch, context: PassContext, layer: int, queries: Tensor | None = None
     ) -> Tensor:
         """(T, D) -> (T, D). `queries` (T, D) attend to `x`; when None, `x` attends to itself."""
         cfg = self.cfg
-        q, k, v = self.qkv(x)
+        q, k, v = self.project(x)
         if queries is not None:
-            q, _, _ = self.qkv(queries)
+            q, _, _ = self.project(queries)
         dropout = cfg.attention_dropout if self.training else 0.0
         pattern = cfg.patterns[layer]
         inputs = AttentionInputs(
@@ -97,7 +100,7 @@ class SelfAttention(nn.Module):
             self.scale,
             pattern,
             self.relative_terms(context),
-            context.rotations[self.rotary.bases[layer]] if self.rotary else None,
+            context.rotations[self.rotary.key(layer)] if self.rotary else None,
             batch.global_tokens,
             dropout,
             context.cache,
@@ -107,6 +110,13 @@ class SelfAttention(nn.Module):
             y = self._attend_globally(x, y, batch, dropout)
         out: Tensor = self.out(y.flatten(1))  # (T, H, d) -> (T, D)
         return out
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values before rotary embeddings: (T, D) -> (T, H, d), (T, G, d), (T, G, d)."""
+        q, k, v = self.qkv(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, v
 
     def relative_terms(self, context: PassContext) -> Relative | None:
         """This layer's score terms that depend on distance."""

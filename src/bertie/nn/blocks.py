@@ -27,6 +27,8 @@ class Block(nn.Module):
         self.post_attention = slot(not cfg.pre_norm)
         self.pre_ff = slot(cfg.pre_norm)
         self.post_ff = slot(not cfg.pre_norm)
+        self.attention_output = build_norm(cfg.norm, cfg.width) if cfg.output_norms else None
+        self.ff_output = build_norm(cfg.norm, cfg.width) if cfg.output_norms else None
 
     def forward(
         self, x: Tensor, batch: Batch, context: PassContext, layer: int, queries: Tensor | None = None
@@ -35,7 +37,12 @@ class Block(nn.Module):
         ops = context.ops
         normed_queries = None if queries is None else ops.norm(queries, self.pre_attention)
         attended = self.attention(ops.norm(x, self.pre_attention), batch, context, layer, normed_queries)
+        if self.attention_output is not None:
+            attended = ops.norm(attended, self.attention_output)
         dropout = self.dropout if self.training else 0.0
         residual = x if queries is None else queries
         x, normed = ops.add_norms(attended, residual, self.post_attention, self.pre_ff, dropout)
-        return ops.add_norm(self.ff(normed, ops), x, self.post_ff, dropout)
+        y = self.ff(normed, ops)
+        if self.ff_output is not None:
+            y = ops.norm(y, self.ff_output)
+        return ops.add_norm(y, x, self.post_ff, dropout)

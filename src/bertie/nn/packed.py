@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertie.config import BlockSparse, Bucketed, Disentangled, Sliding
+from bertie.config import BlockSparse, Bucketed, Disentangled, visible_range
 from bertie.nn.attention import QKV
 from bertie.nn.norms import RMSNorm
 from bertie.nn.positions import RelativeTable, relative_rows
@@ -54,7 +54,7 @@ def run(encoder: Encoder, batch: Batch, depth: int | None = None) -> Tensor | No
     rotations: list[tuple[Tensor, Tensor]] = []
     if encoder.rotary is not None:
         tables = rotary_tables(encoder.rotary, batch.positions, encoder.cfg.head_width)
-        rotations = [tables[base] for base in packed.bases]
+        rotations = [tables[key] for key in packed.rotary_keys]
     by_distance = (None, None) if encoder.relative is None else _by_distance(encoder.relative, batch.max_len)
     packed.native.run(x, batch.cu_seqlens, inputs, rotations, by_distance, batch.max_len)
     return x.to(embeddings.words.weight.dtype)
@@ -135,7 +135,7 @@ class _Packed:
         self._free = FROZEN_BYTES
         cfg, rotary = encoder.cfg, encoder.rotary
         self.level = level
-        self.bases = tuple(dict.fromkeys(rotary.bases)) if rotary is not None else ()
+        self.rotary_keys = rotary.distinct_keys() if rotary is not None else ()
         self.longest = min([p.full_below for p in cfg.patterns if isinstance(p, BlockSparse)], default=1 << 62)
         self.embeds = encoder.embeddings.project is None and encoder.embeddings.words.weight.dtype == torch.float32
         blocks = {number: cast("Block", encoder.blocks[number]) for number in cfg.layer_map[:depth]}
@@ -153,8 +153,8 @@ class _Packed:
         self.native = native.NativeEncoder(level, shape, blocks[cfg.layer_map[0]].attention.scale)
         for layer, number in enumerate(cfg.layer_map[:depth]):
             pattern = cfg.patterns[layer]
-            rotation = self.bases.index(rotary.bases[layer]) if rotary is not None else -1
-            self.native.add_layer(number, pattern.window if isinstance(pattern, Sliding) else -1, rotation)
+            rotation = self.rotary_keys.index(rotary.key(layer)) if rotary is not None else -1
+            self.native.add_layer(number, visible_range(pattern), rotation)
         for number, block in blocks.items():
             self._set_block(encoder, number, block)
         self._set_norm(-1, 1, final_norm)
@@ -191,7 +191,11 @@ class _Packed:
             relative = attention.relative_terms(encoder.pass_context(Batch.from_ids([[0]])))
             assert relative is not None
             self.native.set_relative(number, relative.keys, relative.queries)
-        for slot, norm in enumerate((block.pre_attention, block.post_attention, block.pre_ff, block.post_ff)):
+        norms = (
+            *(block.pre_attention, block.post_attention, block.pre_ff, block.post_ff),
+            *(block.attention_output, block.ff_output, attention.q_norm, attention.k_norm),
+        )
+        for slot, norm in enumerate(norms):
             self._set_norm(number, slot, norm)
 
     def _set_matrix(self, block: int, which: int, layer: nn.Module, rows: slice = slice(None)) -> None:
@@ -203,4 +207,4 @@ class _Packed:
         if isinstance(norm, nn.LayerNorm):
             self.native.set_norm(block, slot, norm.weight, norm.bias, False, norm.eps)
         elif isinstance(norm, RMSNorm):
-            self.native.set_norm(block, slot, norm.weight, None, True, norm.eps)
+            self.native.set_norm(block, slot, norm.factor(), None, True, norm.eps)

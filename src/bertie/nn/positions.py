@@ -51,14 +51,14 @@ def _cached_rows(device: torch.device, scheme: Bucketed | Disentangled, max_len:
 def _rows(scheme: Bucketed | Disentangled, max_len: int) -> Tensor:
     distance = torch.arange(-(max_len - 1), max_len)
     if isinstance(scheme, Bucketed):
-        return _t5_buckets(distance, scheme.buckets, scheme.max_distance)
+        return _bidirectional_buckets(distance, scheme.buckets, scheme.max_distance)
     span = scheme.span
     if scheme.buckets is not None:
         distance = _log_buckets(distance, scheme.buckets, scheme.max_distance)
     return (distance + span).clamp(0, 2 * span - 1)
 
 
-def _t5_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
+def _bidirectional_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     """T5's bidirectional buckets: one per small distance, logarithmic for large ones."""
     half = buckets // 2
     exact = half // 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bertie.config import Sliding
 from bertie.ops.contracts import AttentionInputs
 from bertie.ops.torch import grouped_attention, varlen_attention
 from bertie.ops.triton import disentangled_attention, short_attention
@@ -15,7 +14,7 @@ def short_accepts(call: AttentionInputs) -> bool:
     return (
         call.global_tokens is None
         and call.dropout == 0.0
-        and (isinstance(call.pattern, Sliding) or max(call.lengths) <= short_attention.MAX_LENGTH)
+        and (short_attention.has_window(call.pattern) or max(call.lengths) <= short_attention.MAX_LENGTH)
         and sum(call.lengths) == len(call.q)  # else the lengths are only upper bounds
     )
 

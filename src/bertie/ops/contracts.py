@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertie.config import BlockSparse, Full, Pattern, Sliding
+from bertie.config import BlockSparse, Causal, Full, Pattern, Sliding
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,11 @@ def additive_mask(
             visible = visible | global_keys[:, None, None, :]
         elif max(rows.stop - keys.start, keys.stop - rows.start) - 1 <= pattern.window:
             return None
+        return torch.zeros_like(visible, dtype=like.dtype).masked_fill(~visible, -torch.inf)
+    if isinstance(pattern, Causal):
+        visible = i >= j
+        if pattern.window is not None:
+            visible &= i - j <= pattern.window
         return torch.zeros_like(visible, dtype=like.dtype).masked_fill(~visible, -torch.inf)
     if isinstance(pattern, BlockSparse) and length > pattern.full_below:
         last = (length - 1) // pattern.block

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bertie import switches
-from bertie.config import EncoderConfig, Full, Pattern, Precision, Sliding
+from bertie.config import Causal, EncoderConfig, Full, Pattern, Precision, Sliding
 from bertie.ops import attention_adapters as adapters
 from bertie.ops.contracts import AttentionInputs, compute_dtype, needs_grad
 from bertie.ops.native import autograd
@@ -81,12 +81,12 @@ def _triton_attention(site: Site) -> bool:
 
 
 def _short(site: Site) -> bool:
-    return (
-        _triton_attention(site)
-        and not site.training
-        and not site.relative
-        and all(isinstance(pattern, Full | Sliding) for pattern in site.patterns)
-    )
+    return _triton_attention(site) and not site.training and not site.relative and _contiguous(site)
+
+
+def _contiguous(site: Site) -> bool:
+    """Whether a query's keys are one range around it, in every layer: full, sliding-window or causal attention."""
+    return all(isinstance(pattern, Full | Sliding | Causal) for pattern in site.patterns)
 
 
 def _short_rotary(site: Site) -> bool:
@@ -107,8 +107,9 @@ def _varlen(site: Site) -> bool:
     if site.device.type != "cuda" or site.relative or site.head_width % 8:
         return False
     if varlen_attention.has_flash(site.device, site.dtype, site.head_width):
-        return all(isinstance(pattern, Full | Sliding) for pattern in site.patterns)
-    return _only_full(site) and site.dtype in (torch.float32, torch.float16)
+        return _contiguous(site)
+    unbounded = all(pattern in (Full(), Causal()) for pattern in site.patterns)
+    return unbounded and site.dtype in (torch.float32, torch.float16)
 
 
 def _bucketed(site: Site) -> bool:
@@ -222,7 +223,7 @@ ROWS = (
     ),
     Row(
         *("attention", "native.training.attention", _native_attention, autograd.attend, autograd.attention_accepts),
-        condition="full or sliding-window attention, no global tokens",
+        condition="full, sliding-window or causal attention, no global tokens",
     ),
     Row("attention", "torch.attention.grouped", _any, adapters.run_grouped),
     Row(

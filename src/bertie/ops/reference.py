@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bertie.config import BlockSparse, Pattern, Sliding
+from bertie.config import BlockSparse, Causal, Pattern, Sliding
 from bertie.ops.contracts import Relative
 
 
@@ -50,6 +50,8 @@ def _count(pattern: Pattern, i: int, j: int, n: int) -> int:
     """How many times key j counts for query i in a text of n tokens."""
     if isinstance(pattern, Sliding):
         return int(abs(i - j) <= pattern.window)
+    if isinstance(pattern, Causal):
+        return int(i - j >= 0 and (pattern.window is None or i - j <= pattern.window))
     if isinstance(pattern, BlockSparse) and n > pattern.full_below:
         row, column, last = i // pattern.block, j // pattern.block, (n - 1) // pattern.block
         if row in (0, last):

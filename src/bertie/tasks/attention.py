@@ -146,10 +146,10 @@ def _layer_scores(encoder: Encoder, context: PassContext, x: Tensor, layer: int,
     block = encoder.blocks[encoder.cfg.layer_map[layer]]
     assert isinstance(block, Block)
     module = block.attention
-    q, k, _ = module.qkv(block.pre_attention(x))
+    q, k, _ = module.project(block.pre_attention(x))
     for position in encoder.cfg.positions:
         if isinstance(position, Rotary):
-            cos, sin = context.rotations[position.bases[layer]]
+            cos, sin = context.rotations[position.key(layer)]
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     q, k = q.float(), k.float().repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # (n, G, d) -> (n, H, d)
     scores: Tensor = torch.einsum("ihd,jhd->hij", q, k)

@@ -125,6 +125,11 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
         if name is None:
             assert cls.kind is not None
             name = cls.kind
+        if name not in checkpoint.model.heads and checkpoint.spec.family.decoder:
+            raise NotFoundError(
+                f"{checkpoint.source} is a {checkpoint.spec.family.model_type} model, which Bertie uses for embeddings "
+                f"only (bertie.Embedder): it has no head for {cls.__name__}, and text generation is not implemented"
+            )
         checkpoint.model.head(name)
         if name not in fitting:
             info = checkpoint.heads[name]

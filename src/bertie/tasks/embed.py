@@ -73,9 +73,9 @@ class _WindowPooling(NamedTuple):
 class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
     """Embeds texts with the checkpoint's sentence-transformers modules.
 
-    A checkpoint without such modules is mean-pooled, unless `pooling` says otherwise: cls, mean, max, last or
-    weighted-mean. `normalize` scales embeddings to unit length; `dimension` keeps their first components before that,
-    for models trained with Matryoshka losses.
+    A checkpoint without such modules is mean-pooled, a causal one by its last token, unless `pooling` says otherwise:
+    cls, mean, max, last or weighted-mean. `normalize` scales embeddings to unit length; `dimension` keeps their first
+    components before that, for models trained with Matryoshka losses.
 
     >>> embedder = Embedder.load("sentence-transformers/all-MiniLM-L6-v2")       # doctest: +SKIP
     >>> embedder.embed(["A cat sat on the mat.", "The feline rested."]).shape    # doctest: +SKIP
@@ -129,7 +129,7 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         """The modules after the encoder."""
         width, pooling, saved = checkpoint.model.config.width, self.pooling, checkpoint.sentence
         if pooling is None:
-            return saved or SentenceModules.create(width, normalize=normalize)
+            return saved or SentenceModules.default(checkpoint.model.config, normalize)
         modules = SentenceModules.create(width, pooling=POOLING[pooling], normalize=normalize)
         if saved is not None:
             modules.prompts, modules.default_prompt = saved.prompts, saved.default_prompt

@@ -32,7 +32,7 @@ from bertie.text.tokenizer_settings import (
     TokenizerSettings,
     add_missing,
     add_with_ids,
-    check_normalizer,
+    check_agreement,
     has_one_segment,
     read_settings,
 )
@@ -104,7 +104,7 @@ class Tokenizer:
                 add_with_ids(backend, settings)
                 add_missing(backend, [*settings.named.values(), *settings.extra])
                 self = cls(backend, legacy, settings)
-                check_normalizer(settings, state(backend.normalizer))
+                check_agreement(settings, backend, state(backend.normalizer))
             return self
         if legacy is None:
             kind = settings.options.get("tokenizer_class", "its kind")
@@ -318,7 +318,9 @@ class Tokenizer:
 
     @cached_property
     def _uncovered(self) -> BoolArray:
-        return uncovered_tokens(self._backend.get_vocab(with_added_tokens=True), self.unk_id)
+        # Byte-level BPE knows every character; some folders name the token at the end of a text as the unknown one.
+        unk_id = None if self.unk_id in self.encode("").ids else self.unk_id
+        return uncovered_tokens(self._backend.get_vocab(with_added_tokens=True), unk_id)
 
     @property
     def mask_token(self) -> str | None:

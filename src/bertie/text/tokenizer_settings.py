@@ -61,16 +61,21 @@ class TokenizerSettings:
         return replace(self, options=self.options | change, raw=raw)
 
 
-def check_normalizer(settings: TokenizerSettings, normalizer: Any) -> None:
-    """Refuse a folder whose tokenizer.json and tokenizer_config.json disagree about normalization.
+def check_agreement(settings: TokenizerSettings, tokenizer: Tokenizer, normalizer: Any) -> None:
+    """Refuse a folder whose tokenizer.json, with that normalizer, and tokenizer_config.json disagree."""
+    if settings.options.get("tokenizer_class") not in GENERIC:  # such a class reads none of the options
+        _check_normalizer(settings, normalizer)
+        _check_template(settings, tokenizer)
+
+
+def _check_normalizer(settings: TokenizerSettings, normalizer: Any) -> None:
+    """Refuse disagreement about normalization.
 
     tokenizer.json should win, but transformers follows tokenizer_config.json. The model may have been
     trained with either, so there is no telling which one is wrong.
     """
     if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
         return
-    if settings.options.get("tokenizer_class") in GENERIC:
-        return  # such a class reads none of these options
     lowercase, strip_accents = bool(normalizer["lowercase"]), normalizer["strip_accents"]
     for key, actual in (
         ("do_lower_case", lowercase),
@@ -82,6 +87,26 @@ def check_normalizer(settings: TokenizerSettings, normalizer: Any) -> None:
             raise ConfigError(
                 f"tokenizer_config.json says {key}={configured} and tokenizer.json does {key}={actual}; "
                 "make the two files agree with the tokenization that the model was trained with"
+            )
+
+
+def _check_template(settings: TokenizerSettings, tokenizer: Tokenizer) -> None:
+    """Refuse disagreement about the tokens before and after a text.
+
+    transformers 4 follows add_bos_token and add_eos_token in the classes that have them, transformers 5 the template
+    of tokenizer.json; an embedding by the last token depends on it.
+    """
+    ids = tokenizer.encode("a").ids  # not of an empty text, whose only token may be first and last
+    for key, role, at in (("add_bos_token", "bos", slice(None, 1)), ("add_eos_token", "eos", slice(-1, None))):
+        token, configured = settings.named.get(role), settings.flag(key)
+        if token is None or configured is None:
+            continue
+        actual = tokenizer.token_to_id(token.content) in ids[at]
+        if actual != configured:
+            raise ConfigError(
+                f"tokenizer_config.json says {key}={configured} and the template of tokenizer.json "
+                f"{'adds' if actual else 'does not add'} {token.content!r}; make the two files agree with the "
+                "tokenization that the model was trained with"
             )
 
 

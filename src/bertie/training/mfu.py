@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertie.config import BlockSparse, Disentangled, EncoderConfig, HeadConfig, Pattern, Sliding
+from bertie.config import BlockSparse, Causal, Disentangled, EncoderConfig, HeadConfig, Pattern, Sliding
 from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
 from bertie.ops.gemm_benchmark import GemmBenchmark
@@ -107,6 +107,9 @@ def _pairs(pattern: Pattern, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         window = np.minimum(pattern.window, lengths - 1)
         pairs: NDArray[np.int64] = lengths * (2 * window + 1) - window * (window + 1)  # fewer at both ends of a text
         return pairs
+    if isinstance(pattern, Causal):
+        window = lengths - 1 if pattern.window is None else np.minimum(pattern.window, lengths - 1)
+        return lengths * (window + 1) - window * (window + 1) // 2  # fewer at the beginning of a text
     every: NDArray[np.int64] = lengths**2
     if isinstance(pattern, BlockSparse):
         for n in np.unique(lengths[lengths > pattern.full_below]).tolist():

@@ -183,6 +183,12 @@ REAL: dict[str, Config] = {
     },
     "longformer": {"attention_mode": "longformer", "ignore_attention_mask": False},
     "big_bird": {"position_embedding_type": "absolute"},
+    "llama": {"rope_theta": 500000.0, "rope_scaling": None, "pretraining_tp": 1},
+    "mistral": {"rope_theta": 10000.0, "is_causal": True},
+    "qwen2": {"rope_theta": 1000000.0, "rope_scaling": None, "use_mrope": False},
+    "qwen3": {"rope_theta": 1000000.0, "rope_scaling": None},
+    "gemma3_text": {"rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6},
+    "t5": {"n_positions": 512, "output_past": True, "task_specific_params": {}, "tie_word_embeddings": False},
     "eurobert": {
         "rope_scaling": None,
         "rope_theta": 10000.0,
@@ -224,6 +230,13 @@ FINE: dict[str, Callable[[Any], bool]] = {
     "rope_theta": lambda v: v in (3.7, 10**9),  # a base
     "global_rope_theta": lambda v: v in (3.7, 10**9),
     "local_rope_theta": lambda v: v in (3.7, 10**9),
+    "rope_local_base_freq": lambda v: v in (3.7, 10**9),
+    "rope_scaling": lambda v: v == {},  # none
+    "sliding_window_pattern": lambda v: v == 10**9,  # layer_types decides
+    "sliding_window": lambda v: v is None,  # none
+    "max_window_layers": _zero,  # windows in all layers
+    "query_pre_attn_scalar": lambda v: v == 3.7,  # a scale of the scores
+    "initializer_factor": lambda v: v in (0, 3.7) and type(v) is not bool,  # of fresh weights only
 }
 
 
@@ -244,7 +257,8 @@ SHAPING = {
     *("hidden_size", "vocab_size", "intermediate_size", "num_hidden_layers", "type_vocab_size", "embedding_size"),
     *("max_position_embeddings", "dim", "hidden_dim", "n_layers", "head_dim", "task_type_vocab_size", "num_labels"),
     *("id2label", "max_relative_positions", "position_buckets", "conv_kernel_size", "num_attention_heads"),
-    *("num_key_value_heads", "num_hidden_groups"),
+    *("num_key_value_heads", "num_hidden_groups", "d_model", "d_ff", "d_kv", "num_heads", "num_layers"),
+    "relative_attention_num_buckets",
 }
 
 
@@ -325,6 +339,20 @@ def test_unknown_key(model_type: str) -> None:
         ("distilbert", {"n_heads": 3}, ("n_heads=3", "dim=16")),
         ("eurobert", {"num_key_value_heads": 3}, ("num_key_value_heads=3", "num_attention_heads=4")),
         ("eurobert", {"head_dim": 3}, ("head_dim",)),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, ("rope_parameters", "yarn", "llama3")),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, ("rope_parameters", "factor")),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": None}, ("dynamic",)),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, ("rope_scaling", "rope_parameters")),
+        ("llama", {"num_key_value_heads": 3}, ("num_key_value_heads=3", "num_attention_heads=4")),
+        ("llama", {"pretraining_tp": 2}, ("pretraining_tp",)),
+        ("mistral", {"layer_types": ["sliding_attention", "full_attention"]}, ("layer_types",)),
+        ("qwen3", {"layer_types": ["sliding_attention", "full_attention"]}, ("layer_types", "use_sliding_window")),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, ("attn_logit_softcapping",)),
+        ("gemma3_text", {"layer_types": ["chunked_attention"] * 3}, ("layer_types", "sliding_attention")),
+        ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, ("rope_parameters", "full_attention")),
+        ("t5", {"feed_forward_proj": "gated-nothing"}, ("feed_forward_proj", "gelu_new")),
+        ("t5", {"dense_act_fn": "silu"}, ("dense_act_fn",)),
+        ("t5", {"is_decoder": True}, ("is_decoder",)),
         ("eurobert", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ("rope_scaling",)),
         ("eurobert", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, ("rope_parameters", "linear")),
         ("eurobert", {"rope_parameters": {"rope_type": "default", "rope_theta": None}}, ("rope_parameters",)),
@@ -406,7 +434,7 @@ def test_missing_architecture(model_type: str) -> None:
         config, tensors = saved(name, suffix)
         named, _ = attempt(config, tensors)
         nameless = without(config, "architectures")
-        if suffix in ("Model", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction"):
+        if suffix in ("Model", "EncoderModel", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction"):
             found, _ = attempt(nameless, tensors)
             assert found.heads == named.heads
         else:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from bertie.config import Full, Pattern, Rotary, Sliding
+from bertie.config import Causal, Full, Pattern, Rotary, Sliding
 from bertie.nn.norms import RMSNorm
 from bertie.ops.contracts import AttentionInputs
 from bertie.ops.native import autograd, encoder, training
@@ -63,7 +63,10 @@ def inputs_for(
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize(
     ("pattern", "shape"),
-    [(Full(), (2, 2, 32)), (Full(), (4, 2, 10)), (Sliding(3), (2, 2, 64)), (Sliding(40), (3, 1, 33))],
+    [
+        *((Full(), (2, 2, 32)), (Full(), (4, 2, 10)), (Sliding(3), (2, 2, 64)), (Sliding(40), (3, 1, 33))),
+        *((Causal(), (4, 2, 10)), (Causal(), (1, 1, 32)), (Causal(0), (2, 2, 16)), (Causal(37), (3, 1, 33))),
+    ],
     ids=str,
 )
 def test_attention(level: int, lengths: tuple[int, ...], pattern: Pattern, shape: tuple[int, int, int]) -> None:

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from bertie.config import (
     BlockSparse,
     Bucketed,
+    Causal,
     Disentangled,
     EmbeddingConfig,
     EncoderConfig,
@@ -24,6 +25,7 @@ from bertie.config import (
     Learned,
     NormConfig,
     Rotary,
+    RotaryScaling,
     Sliding,
 )
 from bertie.nn import packed
@@ -74,6 +76,15 @@ ODD = {
     "ff_width": 33,
     "embeddings": EmbeddingConfig(width=50),
 }
+DECODER = {
+    "pre_norm": True,
+    "gated": True,
+    "norm": NormConfig("rms", 1e-6, False),
+    "activation": "silu",
+    "qkv_bias": "",
+    "out_bias": False,
+    "ff_bias": False,
+}
 CONFIGS = {
     "bert": config(),
     "roberta": config(positions=(Learned(2050, skip_id=1),), activation="gelu_tanh"),
@@ -91,6 +102,28 @@ CONFIGS = {
     "c2p alone": config(positions=(Learned(2050), Disentangled(("c2p",), 40, key_bias=False))),
     "p2c alone": config(positions=(Disentangled(("p2c",), 60, 8),), patterns=(Sliding(20), Full())),
     "scaled": config(embeddings=EmbeddingConfig(width=64, scale=8.0, tasks=3, norm=False)),
+    "causal": config(
+        **DECODER | {"heads": 4, "kv_heads": 2, "head_width": 16, "qk_norm": True},
+        positions=(Rotary((1e4, 500.0)),),
+        patterns=(Causal(), Causal(30)),
+    ),
+    "output norms": config(
+        **DECODER | {"norm": NormConfig("rms", 1e-6, False, unit_offset=True), "activation": "gelu_tanh"},
+        patterns=(Causal(0), Sliding(17)),
+        qk_norm=True,
+        output_norms=True,
+        attention_scale=0.3,
+        positions=(Rotary((1e4, 500.0), (None, RotaryScaling(4.0))),),
+        embeddings=EmbeddingConfig(width=64, norm=False, scale=8.0),
+    ),
+    "unscaled": config(
+        **DECODER | {"gated": False, "activation": "relu"},
+        positions=(Bucketed(8, 20),),
+        attention_scale=1.0,
+        heads=3,
+        kv_heads=3,
+        head_width=10,
+    ),
 }
 
 
@@ -158,7 +191,7 @@ def test_equals_the_torch_layers(name: str, level: int, monkeypatch: pytest.Monk
 
 @needs_it
 @pytest.mark.parametrize("kind", [torch.float32, torch.int8, torch.bfloat16], ids=["fp32", "int8", "bf16"])
-@pytest.mark.parametrize("name", ["bert", "modern", "odd", "bucketed", "disentangled"])
+@pytest.mark.parametrize("name", ["bert", "modern", "odd", "bucketed", "disentangled", "causal", "output norms"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_results_are_bit_identical_for_any_batch_and_thread_count(
     name: str, level: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -186,7 +219,13 @@ def test_results_are_bit_identical_for_any_batch_and_thread_count(
 
 @needs_it
 @pytest.mark.parametrize("level", [level for level in LEVELS if level >= native.INT8_LEVEL])
-@pytest.mark.parametrize("name", ["bert", "modern", "few keys", "odd", "shared", "rms", "bucketed", "disentangled"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bert", "modern", "few keys", "odd", "shared", "rms", "bucketed", "disentangled"),
+        *("causal", "output norms", "unscaled"),
+    ],
+)
 def test_int8_is_as_accurate_as_the_torch_layers(name: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Activations are rounded differently, so the errors against float32 are compared."""
     use_level(level, monkeypatch)

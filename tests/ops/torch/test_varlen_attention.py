@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from bertie.config import BlockSparse, Full, Pattern, Sliding
+from bertie.config import BlockSparse, Causal, Full, Pattern, Sliding
 from bertie.ops import reference
 from bertie.ops.contracts import AttentionInputs, Relative
 from bertie.ops.dispatch import select
@@ -50,12 +50,13 @@ def takes(
 
 
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
-@pytest.mark.parametrize("pattern", [Full(), Sliding(2)], ids=str)
+@pytest.mark.parametrize("pattern", [Full(), Sliding(2), Causal(), Causal(2)], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_pytorch_accepts_the_call(dtype: torch.dtype, pattern: Pattern, dropout: float) -> None:
     fused, q, k, v = heads(dtype)
     if not can(q, pattern, dropout=dropout):
-        assert (dtype, pattern) == (torch.float32, Sliding(2))
+        assert dtype == torch.float32
+        assert pattern in (Sliding(2), Causal(2))
         return
     cu = torch.empty(4, dtype=torch.int32, device="meta")
     out = gpu.attend(q, k, v, (7, 7, 7), cu, scale=0.1, pattern=pattern, dropout=dropout)
@@ -75,6 +76,9 @@ def test_supported_calls() -> None:
         assert can(half, Sliding(2), dropout=dropout)
         assert can(single, dropout=dropout)
         assert not can(single, Sliding(2), dropout=dropout)
+        assert can(half, Causal(2), dropout=dropout)
+        assert can(single, Causal(), dropout=dropout)
+        assert not can(single, Causal(2), dropout=dropout)
     assert not can(half, BlockSparse(4, 1))
     assert not can(half, globals_=torch.zeros(10, dtype=torch.bool))
     assert not can(heads(torch.float64)[1])
@@ -89,15 +93,16 @@ def test_supported_calls() -> None:
         assert not can(half)
 
 
+@pytest.mark.parametrize("pattern", [Full(), Causal()], ids=str)
 @pytest.mark.parametrize("key_heads", [1, 4])
-def test_padded_attention(key_heads: int) -> None:
+def test_padded_attention(key_heads: int, pattern: Pattern) -> None:
     """Attention with dropout in float32; no GPU is needed. (At 1e-9 nothing is dropped.)"""
     torch.manual_seed(0)
     lengths = [0, 3, 1, 0, 7, 5, 0]
     q, k, v = (torch.randn(16, h, 8, requires_grad=True) for h in (4, key_heads, key_heads))
     cu = torch.tensor([0, *lengths]).cumsum(0).int()
-    fast = gpu.attend(q, k, v, (20,) * 7, cu, scale=0.3, pattern=Full(), dropout=1e-9)
-    slow = reference.attend(q, k, v, (3, 1, 7, 5), scale=0.3, pattern=Full())
+    fast = gpu.attend(q, k, v, (20,) * 7, cu, scale=0.3, pattern=pattern, dropout=1e-9)
+    slow = reference.attend(q, k, v, (3, 1, 7, 5), scale=0.3, pattern=pattern)
     assert_close(fast, slow, atol=1e-5, rtol=0)
     upstream = torch.randn_like(slow)
     for one, other in zip(

@@ -139,10 +139,10 @@ def test_rotary(dtype: str, heads: int, kv_heads: int, width: int, backward: boo
     assert stores <= loads  # the same shapes in the same layouts
 
 
-@pytest.mark.parametrize("window", [True, False])
+@pytest.mark.parametrize(("window", "causal"), [(True, False), (False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("keys", short_attention.TILES | short_attention.ROTARY_TILES)
 @pytest.mark.parametrize(("dtype", "width"), [("bf16", 64), ("fp16", 24), ("bf16", 128)])
-def test_short_attention(dtype: str, width: int, keys: int, window: bool) -> None:
+def test_short_attention(dtype: str, width: int, keys: int, window: bool, causal: bool) -> None:
     from bertie.ops.triton import short_attention_kernels as kernels
 
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}")
@@ -151,7 +151,8 @@ def test_short_attention(dtype: str, width: int, keys: int, window: bool) -> Non
         if keys not in configs or (with_rotary and width != next_power_of_2(width)):
             continue
         config = configs[keys]
-        constants: dict[str, Any] = {"HAS_WINDOW": window, "ROTARY": with_rotary, "HEADS": 12, "GROUP_SIZE": 3}
+        constants: dict[str, Any] = {"HAS_WINDOW": window, "CAUSAL": causal, "ROTARY": with_rotary}
+        constants |= {"HEADS": 12, "GROUP_SIZE": 3}
         constants |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
         constants |= {"HEAD_DIM": width, "BLOCK_D": next_power_of_2(width)}
         tables = dict.fromkeys(("cos_ptr", "sin_ptr"), "*fp32")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from bertie.config import Full, Pattern, Rotary, Sliding
+from bertie.config import Causal, Full, Pattern, Rotary, Sliding
 from bertie.ops import reference
 from bertie.ops.torch import grouped_attention
 from bertie.ops.torch.eager import rotary_tables, rotate
@@ -74,8 +74,14 @@ def test_windows(window: int) -> None:
     compare([1, 17, 129, 2], Sliding(window))
 
 
+@pytest.mark.parametrize("window", [None, 0, 5, 64, 500])
+def test_causal(window: int | None) -> None:
+    compare([1, 17, 129, 2], Causal(window))
+    compare([20, 1, 33], Causal(window), heads=4, kv_heads=2, width=32, rotary=True)
+
+
 @pytest.mark.parametrize("sizes", [(16, 16), (16, 64), (64, 16), (32, 16)], ids=str)
-@pytest.mark.parametrize("pattern", [Full(), Sliding(5)], ids=str)
+@pytest.mark.parametrize("pattern", [Full(), Sliding(5), Causal(), Causal(20)], ids=str)
 def test_tiles(sizes: tuple[int, int], pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first key blocks of a tile may be masked for some of its rows."""
     monkeypatch.setattr(

@@ -42,3 +42,11 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)  # from old suffixes of tensor names to the current ones
     # The original's defaults for missing config keys, where they differ from those in `read`.
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    decoder: bool = False  # its models generate text elsewhere; here only their hidden states are used
+
+    @property
+    def heads_in_words(self) -> str:
+        """The names of the heads, for messages; for a decoder, what it can be used for."""
+        if self.decoder:
+            return f"none, as {self.model_type} is used for embeddings only (text generation is not implemented)"
+        return ", ".join(self.heads)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from bertie.config import Activation, Full, Sliding
+from bertie.config import Activation, Causal, Full, Sliding, visible_range
 from bertie.ops.contracts import AttentionInputs
 from bertie.ops.native import training
 from bertie.ops.torch import eager
@@ -35,7 +35,7 @@ def attention_accepts(call: AttentionInputs) -> bool:
     return (
         call.relative is None
         and call.global_tokens is None
-        and isinstance(call.pattern, Full | Sliding)
+        and isinstance(call.pattern, Full | Sliding | Causal)
         and sum(call.lengths) == len(call.q)
         and call.cu_seqlens.dtype == torch.int32
         and _is_float(call.q, call.k, call.v)
@@ -44,9 +44,9 @@ def attention_accepts(call: AttentionInputs) -> bool:
 
 def attend(call: AttentionInputs) -> Tensor:
     """As `ops.attend`, for calls that `attention_accepts`."""
-    window = call.pattern.window if isinstance(call.pattern, Sliding) else -1
+    visible = visible_range(call.pattern)
     out: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
-        call.q, call.k, call.v, call.cu_seqlens, call.scale, window, _dropout(call.dropout)
+        call.q, call.k, call.v, call.cu_seqlens, call.scale, visible, _dropout(call.dropout)
     )
     return out
 
@@ -65,14 +65,14 @@ class _Attention(torch.autograd.Function):
         v: Tensor,
         cu_seqlens: Tensor,
         scale: float,
-        window: int,
+        visible: tuple[int, int],
         dropout: tuple[float, int],
     ) -> Tensor:
         heads = [_rows(x) for x in (q, k, v)]
         out, log_sums = q.new_empty(q.shape), q.new_empty(q.shape[:2])
-        training.attention(heads, cu_seqlens, scale, window, dropout, (out, log_sums))
+        training.attention(heads, cu_seqlens, scale, visible, dropout, (out, log_sums))
         ctx.save_for_backward(*heads, cu_seqlens, out, log_sums)
-        ctx.options = (scale, window, dropout)
+        ctx.options = (scale, visible, dropout)
         return out
 
     @staticmethod
@@ -82,8 +82,8 @@ class _Attention(torch.autograd.Function):
         sizes = [q.shape[1], k.shape[1], v.shape[1]]
         grads = torch.split(q.new_empty(len(q), sum(sizes), q.shape[2]), sizes, dim=1)
         gradients = (grad.contiguous(), *grads)
-        scale, window, dropout = ctx.options
-        training.attention((q, k, v), cu_seqlens, scale, window, dropout, (out, log_sums), gradients)
+        scale, visible, dropout = ctx.options
+        training.attention((q, k, v), cu_seqlens, scale, visible, dropout, (out, log_sums), gradients)
         return *grads, None, None, None, None
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from bertie.compiled import load_library
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")  # in the library's order
-ABI_VERSION = 5  # increment here and in encoder.cpp when the C interface changes
+ABI_VERSION = 6  # increment here and in encoder.cpp when the C interface changes
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.int8)  # in the library's order
 LEVELS = (  # names of the instruction levels, from 1 on
     ("NEON", "NEON with dot product")
@@ -43,7 +43,7 @@ def library() -> ctypes.CDLL | None:
     pointer, number, wide = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
     lib.bertie_encoder_create.restype = pointer
     lib.bertie_encoder_create.argtypes = [number, pointer, ctypes.c_double]
-    lib.bertie_encoder_add_layer.argtypes = [pointer, number, wide, number]
+    lib.bertie_encoder_add_layer.argtypes = [pointer, number, wide, wide, number]
     lib.bertie_encoder_set_linear.argtypes = [pointer, number, number, wide, wide, *[pointer] * 5]
     lib.bertie_encoder_set_norm.argtypes = [pointer, number, number, pointer, pointer, number, ctypes.c_double]
     lib.bertie_encoder_set_embeddings.argtypes = [pointer, pointer, pointer, pointer, pointer, ctypes.c_double]
@@ -132,9 +132,13 @@ class NativeEncoder:
         if hasattr(self, "_handle"):
             self._free(self._handle)
 
-    def add_layer(self, block: int, window: int, rotation: int) -> None:
-        """Append a layer that runs a block. `window` and `rotation` (an index of `run`'s tables) are −1 for none."""
-        self._lib.bertie_encoder_add_layer(self._handle, block, window, rotation)
+    def add_layer(self, block: int, visible: tuple[int, int], rotation: int) -> None:
+        """Append a layer that runs a block.
+
+        `visible` is how many tokens before and after itself a token attends to, −1 for all; `rotation` is an index of
+        `run`'s tables, −1 for none.
+        """
+        self._lib.bertie_encoder_add_layer(self._handle, block, *visible, rotation)
 
     def set_matrix(
         self, block: int, which: int, weight: Tensor, scale: Tensor | None, bias: Tensor | None, rows: slice
@@ -148,7 +152,11 @@ class NativeEncoder:
         )
 
     def set_norm(self, block: int, slot: int, weight: Tensor, bias: Tensor | None, rms: bool, eps: float) -> None:
-        """Set a norm of a block, or with block −1 that of the embeddings (0) or the last one (1)."""
+        """Set a norm of a block, or with block −1 that of the embeddings (0) or the last one (1).
+
+        Slots of a block: 0 before attention, 1 after it, 2 before the feed-forward layer, 3 after it, 4 and 5 of their
+        outputs, 6 of queries, 7 of keys.
+        """
         held = [None if x is None else x.detach().float().contiguous() for x in (weight, bias)]
         self._lib.bertie_encoder_set_norm(self._handle, block, slot, *map(_pointer, held), int(rms), eps)
 

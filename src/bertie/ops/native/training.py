@@ -17,7 +17,7 @@ from torch import Tensor
 from bertie.compiled import load_library
 from bertie.ops.native import encoder
 
-ABI_VERSION = 2  # increment here and in training.cpp when the C interface changes
+ABI_VERSION = 3  # increment here and in training.cpp when the C interface changes
 ACTIVATIONS = encoder.ACTIVATIONS  # in the library's order
 _POINTER, _INT, _WIDE, _DOUBLE, _SEED = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_uint64
 _SIGNATURES: dict[str, list[Any]] = {
@@ -75,7 +75,7 @@ def attention(
     heads: Sequence[Tensor],
     cu_seqlens: Tensor,
     scale: float,
-    window: int,
+    visible: tuple[int, int],
     dropout: tuple[float, int],
     outputs: Sequence[Tensor],
     gradients: Sequence[Tensor] = (),
@@ -84,11 +84,11 @@ def attention(
 
     Writes `outputs`: (T, H, d), and (T, H) the log of each softmax's denominator. With `gradients` (of the output, of
     q, k and v), reads the outputs and writes those of q, k and v, which lie in one tensor's rows. `dropout` is the rate
-    and the seed; `window` is −1 for none.
+    and the seed; `visible` is how many tokens before and after itself a query attends to, −1 for all.
     """
     q, k, v = heads
     strides = [x.stride(0) for x in (q, k, v, *gradients[1:2])]
-    shape = (len(cu_seqlens) - 1, q.shape[1], k.shape[1], q.shape[2], window, *strides, 0)
+    shape = (len(cu_seqlens) - 1, q.shape[1], k.shape[1], q.shape[2], *visible, *strides, 0)
     tensors = _pointers((*heads, *outputs, *gradients))
     _call("attention", _longs(shape), cu_seqlens.data_ptr(), scale, *dropout, tensors, int(bool(gradients)))
 

@@ -9,13 +9,14 @@ rotate, apply_rotary        rotary embeddings
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertie.config import Activation, Rotary
+from bertie.config import Activation, Rotary, RotaryKey, RotaryScaling
 
 
 def add_norm(x: Tensor, residual: Tensor, norm: nn.Module, dropout: float) -> Tensor:
@@ -125,15 +126,29 @@ def linear_cross_entropy(x: Tensor, words: Tensor, bias: Tensor | None, targets:
         return (F.cross_entropy(logits, targets, reduction="none") * weights).sum()
 
 
-def rotary_tables(rotary: Rotary, positions: Tensor, head_width: int) -> dict[float, tuple[Tensor, Tensor]]:
-    """cos and sin, each (T, d), for each base frequency in use."""
+def rotary_tables(rotary: Rotary, positions: Tensor, head_width: int) -> dict[RotaryKey, tuple[Tensor, Tensor]]:
+    """cos and sin, each (T, d), for each base frequency and scaling in use."""
     exponents = torch.arange(0, head_width, 2, dtype=torch.float, device=positions.device) / head_width
     tables = {}
-    for base in set(rotary.bases):
-        angles = positions[:, None].float() * (1.0 / base**exponents)  # (T, d / 2)
+    for key in rotary.distinct_keys():
+        base, scaling = key if isinstance(key, tuple) else (key, None)
+        frequencies = _scaled(1.0 / base**exponents, scaling)  # (d / 2,)
+        angles = positions[:, None].float() * frequencies  # (T, d / 2)
         angles = torch.cat((angles, angles), dim=-1)  # (T, d)
-        tables[base] = (angles.cos(), angles.sin())
+        tables[key] = (angles.cos(), angles.sin())
     return tables
+
+
+def _scaled(frequencies: Tensor, scaling: RotaryScaling | None) -> Tensor:
+    """(d / 2,) rotary frequencies, scaled for a model that was extended to longer texts."""
+    if scaling is None:
+        return frequencies
+    scaled = frequencies / scaling.factor
+    if scaling.waves is None:
+        return scaled
+    low, high = scaling.waves
+    kept = ((scaling.original_length * frequencies / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * scaled + kept * frequencies
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

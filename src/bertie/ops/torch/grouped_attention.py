@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertie.config import Pattern, Sliding
+from bertie.config import Pattern, visible_range
 from bertie.ops.contracts import Relative, additive_mask
 from bertie.text.batch import send
 
@@ -108,8 +108,10 @@ def _attend_stack(
     for start in range(0, n, CHUNK):
         rows = range(start, min(n, start + CHUNK))
         keys = range(n)
-        if isinstance(pattern, Sliding) and global_keys is None:
-            keys = range(max(0, rows.start - pattern.window), min(n, rows.stop + pattern.window))
+        if global_keys is None:
+            before, after = visible_range(pattern)
+            first = 0 if before < 0 else max(0, rows.start - before)
+            keys = range(first, n if after < 0 else min(n, rows.stop + after))
         qs = q[:, :, rows.start : rows.stop]
         ks, vs = (x[:, :, keys.start : keys.stop] for x in (k, v))
         bias = additive_mask(pattern, rows, keys, n, global_keys, q)

@@ -1,4 +1,4 @@
-"""PyTorch's variable-length attention on GPUs, for full and sliding-window attention without relative positions.
+"""PyTorch's variable-length attention on GPUs: full, sliding-window or causal attention without relative positions.
 
 The flash kernel in half precision, the memory-efficient kernel otherwise. Both need only the longest length on the
 host, and read nothing back from the device. `attend_biased` is for bucketed relative positions at inference.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertie.config import Pattern, Sliding
+from bertie.config import Causal, Pattern, visible_range
 from bertie.ops.contracts import AttentionInputs, Relative
 from bertie.text.batch import send
 
@@ -46,28 +46,29 @@ def attend(
     ragged batches. These are the operators behind them.
     """
     longest = _longest(q, lengths)
+    causal = isinstance(pattern, Causal)
     out: Tensor
     if _flash(q):
-        window = pattern.window if isinstance(pattern, Sliding) else -1
+        before, after = visible_range(pattern)
         out, *_ = torch.ops.aten._flash_attention_forward(
             *(q, k, v, cu_seqlens, cu_seqlens, longest, longest),
             dropout_p=dropout,
-            is_causal=False,
+            is_causal=causal,
             return_debug_mask=False,
             scale=scale,
-            window_size_left=window,
-            window_size_right=window,
+            window_size_left=before,
+            window_size_right=after,
         )
         return out
     share = q.shape[1] // k.shape[1]
     if share > 1:
         k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
     if dropout > 0.0:
-        return _padded(q, k, v, longest, cu_seqlens, scale, dropout)
+        return _padded(q, k, v, longest, cu_seqlens, scale, dropout, causal)
     out, *_ = torch.ops.aten._efficient_attention_forward(
         *(q[None], k[None], v[None], None, cu_seqlens, cu_seqlens, longest, longest),
         dropout_p=0.0,
-        custom_mask_type=0,  # none
+        custom_mask_type=int(causal),  # 1: causal, from the first query and key of each text
         compute_log_sumexp=torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
         scale=scale,
     )
@@ -122,7 +123,9 @@ def _padded_batches(
     return out
 
 
-def _padded(q: Tensor, k: Tensor, v: Tensor, longest: int, cu_seqlens: Tensor, scale: float, dropout: float) -> Tensor:
+def _padded(
+    q: Tensor, k: Tensor, v: Tensor, longest: int, cu_seqlens: Tensor, scale: float, dropout: float, causal: bool
+) -> Tensor:
     """Attention over a padded batch: on ragged ones the operator's backward pass drops other weights than its forward.
 
     (Up to torch 2.13 at least: the two are passed different maximum lengths, and seed by them.)
@@ -139,7 +142,10 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, longest: int, cu_seqlens: Tensor, s
         for x in (q, k, v)
     )
     visible = torch.arange(longest, device=q.device) < cu_seqlens.diff()[:, None]  # (B, n)
-    out = F.scaled_dot_product_attention(qs, ks, vs, visible[:, None, None], dropout_p=dropout, scale=scale)
+    mask = visible[:, None, None]  # (B, 1, 1, n)
+    if causal:
+        mask = mask & torch.ones(longest, longest, dtype=torch.bool, device=q.device).tril()
+    out = F.scaled_dot_product_attention(qs, ks, vs, mask, dropout_p=dropout, scale=scale)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, slots)  # (B, H, n, d) -> (T, H, d)
 
 

@@ -1,4 +1,4 @@
-"""Variable-length softmax attention for inference on GPUs in half precision, full or with a sliding window.
+"""Variable-length softmax attention for inference on GPUs in half precision: full, causal or with a sliding window.
 
 FlashAttention's tiles have 128 rows, most of them empty for short texts. This kernel (`short_attention_kernels.py`)
 uses tiles as long as the longest text of the batch, at most 64. It can apply rotary embeddings as it loads queries and
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bertie.config import Pattern, Sliding
+from bertie.config import Causal, Pattern, visible_range
 from bertie.ops.triton.launch import contiguous_heads, device_guard, next_power_of_2
 from bertie.ops.triton.tiles import can_pipeline, tiles_from_lengths
 
@@ -71,11 +71,13 @@ def attend(
     tiles = tiles_from_lengths(lengths, config.block_m, q.device)
     out = torch.empty(tokens, heads, head_width, dtype=q.dtype, device=q.device)
     cos, sin = (None, None) if rotation is None else (table.contiguous() for table in rotation)
+    window, _ = visible_range(pattern)
     with device_guard(q):
         kernels.attention_forward[(len(tiles) * heads,)](
             *(q, k, v, out, cos, sin, tiles, q.stride(0), k.stride(0), v.stride(0), scale * math.log2(math.e)),
-            pattern.window if isinstance(pattern, Sliding) else 0,
-            HAS_WINDOW=isinstance(pattern, Sliding),
+            max(0, window),
+            HAS_WINDOW=window >= 0,
+            CAUSAL=isinstance(pattern, Causal),
             ROTARY=rotation is not None,
             HEADS=heads,
             GROUP_SIZE=heads // k.shape[1],
@@ -92,4 +94,9 @@ def attend(
 
 def visible_keys(lengths: tuple[int, ...], pattern: Pattern) -> int:
     """The largest number of keys per query, capped where more makes no difference to the tile sizes."""
-    return min(max(lengths), 128 if isinstance(pattern, Sliding) else MAX_LENGTH)
+    return min(max(lengths), 128 if has_window(pattern) else MAX_LENGTH)
+
+
+def has_window(pattern: Pattern) -> bool:
+    """Whether the number of keys per query is bounded, so that texts may have any length."""
+    return visible_range(pattern)[0] >= 0

@@ -13,12 +13,13 @@ from bertie.ops.triton.kernel_utils import jit, load_head, store_head, tl
 @jit(do_not_specialize=["window"])  # else compiled again for multiples of 16
 def attention_forward(
     q_ptr, k_ptr, v_ptr, out_ptr, cos_ptr, sin_ptr, tiles_ptr, q_stride, k_stride, v_stride, log2_scale, window,
-    HAS_WINDOW: tl.constexpr, ROTARY: tl.constexpr, HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, CAUSAL: tl.constexpr, ROTARY: tl.constexpr, HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M queries of one text and head; the text's keys in blocks of BLOCK_N, with online softmax.
 
-    `log2_scale` is the score scale times log2(e). GROUP_SIZE query heads share one key and value head.
+    `log2_scale` is the score scale times log2(e). GROUP_SIZE query heads share one key and value head. With CAUSAL, a
+    query sees no key after its own.
     """
     program = tl.program_id(0)
     tile, head = program // HEADS * 3, program % HEADS
@@ -33,6 +34,8 @@ def attention_forward(
     if HAS_WINDOW:
         low = tl.maximum(first - window, 0) // BLOCK_N * BLOCK_N
         high = tl.minimum(first + BLOCK_M + window, length)
+    if CAUSAL:
+        high = tl.minimum(first + BLOCK_M, length)
     row_max = tl.full((BLOCK_M,), -1e9, tl.float32)
     denominator = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -48,6 +51,8 @@ def attention_forward(
         visible = (key < length)[None, :]
         if HAS_WINDOW:
             visible = visible & (tl.abs(query[:, None] - key[None, :]) <= window)
+        if CAUSAL:
+            visible = visible & (key[None, :] <= query[:, None])
         scores = tl.where(visible, scores, -1e9)
         new_max = tl.maximum(row_max, tl.max(scores, 1))
         # While a row has seen only masked keys its weights are 1; the first visible key rescales them to 0.

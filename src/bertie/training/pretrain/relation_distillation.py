@@ -135,9 +135,11 @@ def _attention_sides(model: Model, batch: Batch, layer: int, role: str, q: Tenso
             f"'qk' needs full attention with learned or rotary positions; layer {layer} of the {role} has "
             f"{cfg.patterns[layer]} with {cfg.positions}: use relations qq, kk, vv"
         )
+    if cfg.qk_norm:
+        raise ConfigError(f"'qk' cannot be used with the {role}, which normalizes its queries and keys (qk_norm)")
     if encoder.rotary is not None:
         angles = rotary_tables(encoder.rotary, batch.positions, cfg.head_width)
-        q, k = (rotate(x, *angles[encoder.rotary.bases[layer]]) for x in (q, k))
+        q, k = (rotate(x, *angles[encoder.rotary.key(layer)]) for x in (q, k))
     return q, k.repeat_interleave(cfg.heads // cfg.kv_heads, dim=1)  # (T, G, d) -> (T, H, d)
 
 

@@ -23,25 +23,26 @@ struct HeadView {
     }
 };
 
-// The keys [low, high) that a block of queries attends to, in panels of NR keys starting at `low`.
+// The keys [low, high) that a block of queries attends to, in panels of NR keys starting at `low`. A query attends to
+// `before` keys before its own and `after` keys after it; -1: to all of them.
 struct KeyRange {
-    Index n, window, low, high;
+    Index n, before, after, low, high;
 
-    KeyRange(Index n, Index window, Index from, Index to) : n(n), window(window) {
-        low = window < 0 ? 0 : std::max(Index(0), from - window) / NR * NR;
-        high = window < 0 ? n : std::min(n, to + window);
+    KeyRange(Index n, Index before, Index after, Index from, Index to) : n(n), before(before), after(after) {
+        low = before < 0 ? 0 : std::max(Index(0), from - before) / NR * NR;
+        high = after < 0 ? n : std::min(n, to + after);
     }
     Index size() const { return high - low; }
     Index panels() const { return (size() + NR - 1) / NR; }
     // Panels [first_panel, last_panel) that a tile of `count` queries from `row` on attends to.
-    Index first_panel(Index row) const { return window < 0 ? 0 : (std::max(low, row - window) - low) / NR; }
+    Index first_panel(Index row) const { return before < 0 ? 0 : (std::max(low, row - before) - low) / NR; }
     Index last_panel(Index row, Index count) const {
-        return window < 0 ? panels() : (std::min(high, row + count + window) - low + NR - 1) / NR;
+        return after < 0 ? panels() : (std::min(high, row + count + after) - low + NR - 1) / NR;
     }
-    // Masks the scores in [begin, end) of keys outside the query's window or text.
+    // Masks the scores in [begin, end) of keys that the query does not attend to, or beyond the text.
     void mask(float *scores, Index query, Index begin, Index end) const {
-        Index from = window < 0 ? 0 : std::max(Index(0), query - window) - low;
-        Index to = (window < 0 ? n : std::min(n, query + window + 1)) - low;
+        Index from = before < 0 ? 0 : std::max(Index(0), query - before) - low;
+        Index to = (after < 0 ? n : std::min(n, query + after + 1)) - low;
         for (Index j = begin; j < from; j++) scores[j] = -INFINITY;
         for (Index j = to; j < end; j++) scores[j] = -INFINITY;
     }
@@ -95,10 +96,10 @@ static void pack_keys_and_values(const HeadView &head, const KeyRange &range, Sc
 }
 
 // Queries [from, to) of a text of n tokens; writes the head's columns of `out` (n, H * d).
-static void attention_f32(const Encoder &e, const float *qkv, Index n, Index head_index, Index from, Index to,
-                          Index window, const RelativePosition &relative, float *out, Scratch &s) {
+static void attention_f32(const Encoder &e, const float *qkv, const KeyRange &range, Index head_index, Index from,
+                          Index to, const RelativePosition &relative, float *out, Scratch &s) {
     HeadView head(e, qkv, head_index);
-    KeyRange range(n, window, from, to);
+    Index n = range.n;
     Index d = head.d, stride = head.stride, keys = range.size();
     Index padded = range.panels() * NR, value_panels = (d + NR - 1) / NR;
     pack_keys_and_values(head, range, s);

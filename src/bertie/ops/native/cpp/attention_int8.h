@@ -54,10 +54,9 @@ static void quantize_values(const HeadView &head, const KeyRange &range, Weight8
 // As attention_f32, without disentangled attention. Queries are quantized per row, keys per key, values per column.
 // Softmax weights are integers in [0, 255], 255 for the largest score of a query; the denominator is their sum.
 // d is a multiple of NR, at most MAX_HEAD_WIDTH.
-static void attention_int8(const Encoder &e, const float *qkv, Index n, Index head_index, Index from, Index to,
-                           Index window, const RelativePosition &relative, float *out, Scratch &s) {
+static void attention_int8(const Encoder &e, const float *qkv, const KeyRange &range, Index head_index, Index from,
+                           Index to, const RelativePosition &relative, float *out, Scratch &s) {
     HeadView head(e, qkv, head_index);
-    KeyRange range(n, window, from, to);
     Index d = head.d, padded = range.panels() * NR, value_panels = (d + NR - 1) / NR, groups = d / GROUP;
     Index queries = to - from;
     s.keys8.resize(padded * d * sizeof(Weight8));

@@ -104,7 +104,7 @@ void run(const Encoder &e, const Batch &batch, int threads) {
 
 extern "C" {
 
-EXPORT void bertie_encoder_abi_5() {}  // ABI_VERSION in ops/native/encoder.py
+EXPORT void bertie_encoder_abi_6() {}  // ABI_VERSION in ops/native/encoder.py
 
 // See detect_isa_level in platform.h.
 EXPORT int bertie_encoder_isa_level() { return detect_isa_level(); }
@@ -137,8 +137,8 @@ EXPORT void *bertie_encoder_create(int isa_level, const int64_t *shape, double s
     return e;
 }
 
-EXPORT void bertie_encoder_add_layer(void *encoder, int block, int64_t window, int rotary) {
-    ((Encoder *)encoder)->layers.push_back({block, rotary, (Index)window});
+EXPORT void bertie_encoder_add_layer(void *encoder, int block, int64_t before, int64_t after, int rotary) {
+    ((Encoder *)encoder)->layers.push_back({block, rotary, (Index)before, (Index)after});
 }
 
 // Whether the CPU reports bf16 dot products.
@@ -177,7 +177,8 @@ EXPORT void bertie_encoder_set_linear(void *encoder, int block_index, int which,
     else e->pack_f32(e->arena, linear, f32);
 }
 
-// `slot`: 0 pre-attention, 1 post-attention, 2 pre-feed-forward, 3 post-feed-forward.
+// `slot`: 0 pre-attention, 1 post-attention, 2 pre-feed-forward, 3 post-feed-forward, 4 the output of attention, 5 that
+// of the feed-forward layer, 6 queries, 7 keys.
 // Of block -1: 0 the norm of the embeddings, 1 the final norm.
 EXPORT void bertie_encoder_set_norm(void *encoder, int block_index, int slot, const float *weight, const float *bias,
                                     int rms, double eps) {
@@ -185,11 +186,13 @@ EXPORT void bertie_encoder_set_norm(void *encoder, int block_index, int slot, co
     Norm *norm = slot == 0 ? &e->embeddings.norm : &e->final_norm;
     if (block_index >= 0) {
         Block &block = e->blocks[block_index];
-        Norm *norms[] = {&block.pre_attention, &block.post_attention, &block.pre_ff, &block.post_ff};
+        Norm *norms[] = {&block.pre_attention,    &block.post_attention, &block.pre_ff, &block.post_ff,
+                         &block.attention_output, &block.ff_output,      &block.q_norm, &block.k_norm};
         norm = norms[slot];
     }
-    norm->weight.assign(weight, weight + e->width);
-    if (bias) norm->bias.assign(bias, bias + e->width);
+    Index width = block_index >= 0 && slot >= 6 ? e->head_width : e->width;
+    norm->weight.assign(weight, weight + width);
+    if (bias) norm->bias.assign(bias, bias + width);
     norm->rms = rms != 0;
     norm->eps = (float)eps;
 }

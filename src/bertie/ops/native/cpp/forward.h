@@ -71,6 +71,50 @@ static void gemm_residual(const Input &a, Index first, Index last, const Linear 
     });
 }
 
+// y = linear(a), rows [first, last).
+static void gemm_output(const Input &a, Index first, Index last, const Linear &linear, int part, int parts, float *y) {
+    gemm(a, first, last, linear, part, parts, [&](Index row, Index column, vf v0, vf v1) {
+        store_panel(y + row * linear.n, column, linear.n, v0, v1);
+    });
+}
+
+// x += norm(y), rows [0, rows); y is overwritten.
+static void add_normalized(const Norm &norm, float *y, float *x, Index rows, Index width) {
+    apply_norm(norm, y, y, 0, rows, width);
+    for (Index i = 0; i < rows * width; i++) x[i] += y[i];
+}
+
+// x = norm(x + linear(a)), or x + norm(linear(a)) with a norm of the output; rows [0, rows), by one thread.
+static void add_linear(const Input &a, Index rows, const Linear &linear, const Norm &output, const Norm &post, float *x,
+                       Scratch &s) {
+    if (output.weight.empty()) {
+        gemm_residual(a, 0, rows, linear, 0, 1, x, x);
+    } else {
+        s.added.resize(rows * linear.n);
+        gemm_output(a, 0, rows, linear, 0, 1, s.added.data());
+        add_normalized(output, s.added.data(), x, rows, linear.n);
+    }
+    apply_norm(post, x, x, 0, rows, linear.n);
+}
+
+// The same by a team, each thread a part of the columns, into the shared `sum`; x is each thread's own copy of all rows.
+static void add_linear_by_column(const Input &a, const Linear &linear, const Norm &output, const Norm &post, float *x,
+                                 float *sum, Pass &pass, int rank, Scratch &s) {
+    Index T = pass.cu_seqlens[pass.texts], D = linear.n;
+    if (output.weight.empty()) {
+        gemm_residual(a, 0, T, linear, rank, pass.team_size, x, sum);
+        pass.barrier();
+        if (post.weight.empty()) memcpy(x, sum, T * D * sizeof(float));
+        else apply_norm(post, sum, x, 0, T, D);
+    } else {
+        gemm_output(a, 0, T, linear, rank, pass.team_size, sum);
+        pass.barrier();
+        s.added.assign(sum, sum + T * D);  // the others read it too
+        add_normalized(output, s.added.data(), x, T, D);
+        apply_norm(post, x, x, 0, T, D);
+    }
+}
+
 // Embeddings of one token: the sum of word, segment and position embeddings, normalized.
 static void embed(const Encoder &e, const Pass &pass, Index row, float *out) {
     const Embeddings &tables = e.embeddings;
@@ -100,10 +144,12 @@ static void attention(const Encoder &e, const Layer &layer, const Pass &pass, in
         Index start = pass.cu_seqlens[t], n = pass.cu_seqlens[t + 1] - start;
         for (Index h = 0; h < e.heads; h++) {
             RelativePosition relative = pass.batch->relative_position(block, h, table_size);
-            for (Index from = 0; from < n; from += QUERY_BLOCK, item++)
-                if (item % pass.team_size == rank)
-                    kernel(e, pass.qkv + start * qkv_width, n, h, from, std::min(n, from + QUERY_BLOCK), layer.window,
-                           relative, pass.context + start * inner, s);
+            for (Index from = 0; from < n; from += QUERY_BLOCK, item++) {
+                if (item % pass.team_size != rank) continue;
+                Index to = std::min(n, from + QUERY_BLOCK);
+                KeyRange range(n, layer.before, layer.after, from, to);
+                kernel(e, pass.qkv + start * qkv_width, range, h, from, to, relative, pass.context + start * inner, s);
+            }
         }
     }
 }
@@ -138,30 +184,30 @@ static void forward(const Encoder &e, Pass &pass, int rank, Scratch &s) {
             });
         }
         pass.barrier();
-        if (layer.rotary >= 0) {
-            const float *cos = pass.batch->cos[layer.rotary] + pass.first_token * e.head_width;
-            const float *sin = pass.batch->sin[layer.rotary] + pass.first_token * e.head_width;
+        if (layer.rotary >= 0 || !block.q_norm.weight.empty()) {
+            Index d = e.head_width;
+            const float *cos = layer.rotary < 0 ? nullptr : pass.batch->cos[layer.rotary] + pass.first_token * d;
+            const float *sin = layer.rotary < 0 ? nullptr : pass.batch->sin[layer.rotary] + pass.first_token * d;
             for (Index row = T * rank / team; row < T * (rank + 1) / team; row++)
-                for (Index h = 0; h < e.heads + e.kv_heads; h++)
-                    apply_rotary(pass.qkv + row * qkv_width + h * e.head_width, cos + row * e.head_width,
-                                 sin + row * e.head_width, e.head_width);
+                for (Index h = 0; h < e.heads + e.kv_heads; h++) {
+                    float *head = pass.qkv + row * qkv_width + h * d;
+                    const Norm &norm = h < e.heads ? block.q_norm : block.k_norm;
+                    if (!norm.weight.empty()) normalize(norm, head, head, d);
+                    if (cos) apply_rotary(head, cos + row * d, sin + row * d, d);
+                }
             pass.barrier();
         }
         attention(e, layer, pass, rank, s);
         pass.barrier();
         if (by_column) {
             Input context = prepare_input(block.out, pass.context, 0, T, s);
-            gemm_residual(context, 0, T, block.out, part, parts, x, pass.attention_out);
-            pass.barrier();
-            if (block.post_attention.weight.empty()) memcpy(x, pass.attention_out, T * D * sizeof(float));
-            else apply_norm(block.post_attention, pass.attention_out, x, 0, T, D);
+            add_linear_by_column(context, block.out, block.attention_output, block.post_attention, x,
+                                 pass.attention_out, pass, rank, s);
             const float *in = apply_norm(block.pre_ff, x, s.normed.data(), 0, T, D);
             feed_forward_up(e, block, prepare_input(block.up, in, 0, T, s), 0, T, part, parts, pass.ff);
             pass.barrier();
-            gemm_residual(prepare_input(block.down, pass.ff, 0, T, s), 0, T, block.down, part, parts, x, pass.ff_out);
-            pass.barrier();
-            if (block.post_ff.weight.empty()) memcpy(x, pass.ff_out, T * D * sizeof(float));
-            else apply_norm(block.post_ff, pass.ff_out, x, 0, T, D);
+            add_linear_by_column(prepare_input(block.down, pass.ff, 0, T, s), block.down, block.ff_output,
+                                 block.post_ff, x, pass.ff_out, pass, rank, s);
             continue;
         }
         for (Index from = first_row; from < last_row; from += ROW_BLOCK) {
@@ -169,12 +215,11 @@ static void forward(const Encoder &e, Pass &pass, int rank, Scratch &s) {
             float *h = x + from * D;
             s.ff.resize(ROW_BLOCK * e.ff_width);
             Input context = prepare_input(block.out, pass.context + from * inner, 0, rows, s);
-            gemm_residual(context, 0, rows, block.out, 0, 1, h, h);
-            apply_norm(block.post_attention, h, h, 0, rows, D);
+            add_linear(context, rows, block.out, block.attention_output, block.post_attention, h, s);
             const float *in = apply_norm(block.pre_ff, h, s.normed.data(), 0, rows, D);
             feed_forward_up(e, block, prepare_input(block.up, in, 0, rows, s), 0, rows, 0, 1, s.ff.data());
-            gemm_residual(prepare_input(block.down, s.ff.data(), 0, rows, s), 0, rows, block.down, 0, 1, h, h);
-            apply_norm(block.post_ff, h, h, 0, rows, D);
+            add_linear(prepare_input(block.down, s.ff.data(), 0, rows, s), rows, block.down, block.ff_output,
+                       block.post_ff, h, s);
         }
         if (team > 1) pass.barrier();
     }

@@ -224,7 +224,7 @@ struct Scratch {  // one thread's buffers
     std::vector<float> keys, values, scores, c2p, p2c, key_scales, value_scales;
     std::vector<uint8_t> keys8, values8, queries8, probabilities8;
     // hidden states
-    std::vector<float> x, normed, ff;
+    std::vector<float> x, normed, ff, added;
 };
 
 // The activations of a GEMM, in the format that the weight asks for.

@@ -47,6 +47,8 @@ struct Norm {
 struct Block {
     Linear qkv, out, up, gate, down;
     Norm pre_attention, post_attention, pre_ff, post_ff;
+    Norm attention_output, ff_output;  // of what is added to the residual
+    Norm q_norm, k_norm;               // of each head's queries and keys
     std::vector<float> c2p_table, p2c_table;  // packed relative position keys and queries
 };
 
@@ -58,7 +60,7 @@ struct Embeddings {  // tables (rows, D) in the caller's memory; null: not used
 
 struct Layer {
     int block, rotary;  // index of the cos/sin tables; -1: no rotary embeddings
-    Index window;        // sliding window; -1: full attention
+    Index before, after;  // how many tokens on either side a query attends to; -1: all
 };
 
 struct Pass;

@@ -34,7 +34,7 @@ struct Dropout {
 
 struct AttentionCall {
     const int32_t *cu_seqlens;
-    Index texts, heads, kv_heads, d, window, q_stride, k_stride, v_stride, grad_stride;
+    Index texts, heads, kv_heads, d, before, after, q_stride, k_stride, v_stride, grad_stride;
     float scale;
     Dropout dropout;
     const float *q, *k, *v;
@@ -108,7 +108,7 @@ Index blocks_of(Index count, Index size) { return (count + size - 1) / size; }
 
 extern "C" {
 
-EXPORT void bertie_training_abi_2() {}  // ABI_VERSION in ops/native/training.py
+EXPORT void bertie_training_abi_3() {}  // ABI_VERSION in ops/native/training.py
 
 EXPORT void bertie_training_set_openmp(void *parallel, void *thread_num, void *num_threads) {
     openmp.parallel = (void (*)(void (*)(void *), void *, unsigned, unsigned))parallel;
@@ -116,13 +116,14 @@ EXPORT void bertie_training_set_openmp(void *parallel, void *thread_num, void *n
     openmp.num_threads = (int (*)())num_threads;
 }
 
-// `shape`: texts, heads, kv_heads, head width, window (-1: none), strides of q, k, v and of the gradients.
+// `shape`: texts, heads, kv_heads, head width, tokens that a query attends to before and after itself
+// (-1: all), strides of q, k, v and of the gradients.
 // `tensors`: q, k, v, out, log_sums; for the backward pass also grad_out, grad_q, grad_k, grad_v.
 EXPORT void bertie_training_attention(int level, int threads, const int64_t *shape, const int32_t *cu_seqlens,
                                       double scale, double dropout, uint64_t seed, float *const *tensors,
                                       int backward) {
     AttentionCall a{cu_seqlens, shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7], shape[8],
-                    (float)scale, Dropout(dropout, seed), tensors[0], tensors[1], tensors[2], tensors[3], tensors[4],
+                    shape[9], (float)scale, Dropout(dropout, seed), tensors[0], tensors[1], tensors[2], tensors[3], tensors[4],
                     nullptr, nullptr, nullptr, nullptr};
     if (backward) a.grad_out = tensors[5], a.grad_q = tensors[6], a.grad_k = tensors[7], a.grad_v = tensors[8];
     auto run = backward ? PICK(run_attention_backward) : PICK(run_attention_forward);

@@ -51,12 +51,12 @@ constexpr Index TRAINING_BLOCK = 8 * MR;  // queries at a time in the backward p
 
 static void attention_forward(const AttentionCall &a, Index text, Index h, TrainingScratch &s) {
     Index start = a.cu_seqlens[text], n = a.cu_seqlens[text + 1] - start, d = a.d, kv = h / (a.heads / a.kv_heads);
-    Index value_panels = (d + NR - 1) / NR, block = a.window < 0 ? n : TRAINING_BLOCK;
+    Index value_panels = (d + NR - 1) / NR, block = a.before < 0 ? n : TRAINING_BLOCK;
     const float *q = a.q + start * a.q_stride + h * d, *k = a.k + start * a.k_stride + kv * d;
     const float *v = a.v + start * a.v_stride + kv * d;
     for (Index from = 0; from < n; from += block) {
         Index to = std::min(n, from + block);
-        KeyRange range(n, a.window, from, to);
+        KeyRange range(n, a.before, a.after, from, to);
         Index padded = range.panels() * NR;
         pack_transposed(k + range.low * a.k_stride, a.k_stride, range.size(), padded, d, s.keys);
         pack_rows(v + range.low * a.v_stride, a.v_stride, range.size(), padded, d, s.value_rows);
@@ -160,12 +160,13 @@ static void attention_backward(const AttentionCall &a, Index text, Index kv, Tra
     const float *k = a.k + start * a.k_stride + kv * d, *v = a.v + start * a.v_stride + kv * d;
     s.grad_keys.assign((n + NR) * wide, 0.0f);
     s.grad_values.assign((n + NR) * wide, 0.0f);
-    KeyRange packed(0, -1, 0, 0);
+    KeyRange packed(0, -1, -1, 0, 0);
     for (Index h = kv * share; h < (kv + 1) * share; h++) {
         const float *q = a.q + start * a.q_stride + h * d, *grad = a.grad_out + (start * a.heads + h) * d;
         for (Index from = 0; from < n; from += TRAINING_BLOCK) {
             Index to = std::min(n, from + TRAINING_BLOCK), count = to - from;
-            KeyRange range(n, a.window, from, to);
+            // Causal attention without a window packs all keys once, not more of them for each block.
+            KeyRange range(n, a.before, a.after, a.before < 0 ? 0 : from, a.before < 0 ? n : to);
             Index padded = range.panels() * NR, keys = range.size();
             if (range.low != packed.low || range.high != packed.high) {
                 pack_transposed(k + range.low * a.k_stride, a.k_stride, keys, padded, d, s.keys);
