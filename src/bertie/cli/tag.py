@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from bertie.cli.common import add_column, add_head, add_input, add_model, add_output, load, open_input, verb
+from bertie.cli.elmo import load_tagger, uses_elmo
 from bertie.cli.stream import READ_COLUMNS, Stream, read_cells, result_schema
 
 if TYPE_CHECKING:
@@ -45,10 +46,14 @@ def run(args: argparse.Namespace) -> None:
     from bertie.tasks import Tagger
     from bertie.tasks.results import TaggingResult
 
-    task = load(Tagger, args)
+    elmo = load_tagger(args) if uses_elmo(args) else None
+    task = load(Tagger, args) if elmo is None else None
 
     def work(texts: list[str]) -> Iterator[dict[str, Any]]:
         ignore_labels = args.ignore_labels.split(",")
+        if elmo is not None:
+            return map(asdict, elmo.tag_each(texts, ignore_labels=ignore_labels))
+        assert task is not None
         return map(
             asdict,
             task.tag_each(texts, aggregation_strategy=args.aggregation_strategy, ignore_labels=ignore_labels),
