@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,8 @@ FOLDER = Path(__file__).parent / "elmo"
 
 
 @pytest.fixture(params=["relu", "tanh"])
-def name(request: pytest.FixtureRequest) -> Iterator[str]:
-    yield request.param
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def load(name: str) -> bertie.Elmo:

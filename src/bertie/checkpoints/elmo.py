@@ -30,6 +30,9 @@ TRAINING_OPTIONS = (
     *("n_tokens_vocab", "n_train_tokens", "sample_softmax", "share_embedding_softmax", "unroll_steps"),
 )
 MOST_FILTERS, MOST_WIDTH, MOST_CHARACTERS = 64, 2**20, 2**12
+# What h5py raises for damaged files.
+HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, SystemError, MemoryError)
+MOST_DEPTH = 8  # of groups; those of ELMo are four deep
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +161,10 @@ def read_elmo(source: str | Path, weights: str | Path | None = None, *, only_che
             _check(list(_datasets(cfg)), found, weight_file.name)
             if not only_check:
                 model.load_state_dict(_read_state(cfg, found, weight_file.name), assign=True)
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:  # h5py's errors are these
+    except HDF5_ERRORS as error:
         if isinstance(error, ConfigError):
             raise
-        raise CheckpointError(f"{weight_file.name} cannot be read as HDF5: {str(error).splitlines()[0]:.200}") from None
+        raise CheckpointError(f"{weight_file.name} cannot be read as HDF5: {error!s:.200}") from None
     return model.requires_grad_(False).eval()
 
 
@@ -181,20 +184,25 @@ def _build(cfg: ElmoConfig, file: str) -> ElmoModel:
         raise ConfigError(f"{file} describes a model that is too large to build: {error!s:.120}") from None
 
 
-def _list_datasets(file: Any, file_name: str) -> dict[str, Any]:
+def _list_datasets(group: Any, file: str, prefix: str = "") -> dict[str, Any]:
     """All datasets by name. Links are refused: those of HDF5 may lead to other files of the machine."""
-    h5py = _import_h5py(file_name)
+    h5py = _import_h5py(file)
     found: dict[str, Any] = {}
-
-    def visit(name: str, link: Any) -> None:
-        if not isinstance(link, h5py.HardLink):
-            raise CheckpointError(f"{file_name}: {name} is a link; the file must hold the weights themselves")
-        if isinstance(value := file[name], h5py.Dataset):
-            if value.external or value.is_virtual:
-                raise CheckpointError(f"{file_name}: {name} is stored in another file, which is not read")
+    for key in group:
+        name = f"{prefix}{key}"
+        if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+            raise CheckpointError(f"{file}: {name!r:.80} is a link; the file must hold the weights themselves")
+        value = group[key]
+        if isinstance(value, h5py.Group):
+            if name.count("/") >= MOST_DEPTH:  # a group may contain itself
+                raise CheckpointError(f"{file}: {name!r:.80} is nested more than {MOST_DEPTH} deep")
+            found |= _list_datasets(value, file, f"{name}/")
+        elif not isinstance(value, h5py.Dataset):
+            raise CheckpointError(f"{file}: {name!r:.80} is neither a group nor a dataset")
+        elif value.external or value.is_virtual:
+            raise CheckpointError(f"{file}: {name!r:.80} is stored in another file, which is not read")
+        else:
             found[name] = value
-
-    file.visititems_links(visit)
     return found
 
 
