@@ -1,12 +1,19 @@
-"""ELMo against AllenNLP 2.10.1 on tiny random weights: generate.py in elmo/ has written its outputs."""
+"""ELMo against AllenNLP 2.10.1 on tiny random weights: generate.py in elmo/ has written its outputs.
+
+`make test-slow` also compares with TensorFlow: AllenNLP 0.9.0's wheel holds weights that bilm-tf has written, and its
+outputs.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
+from benchmarks.real_models import fetch
 from numpy.testing import assert_allclose, assert_array_equal
 
 import bertie
@@ -83,3 +90,19 @@ def test_gradients_of_the_mix(name: str) -> None:
     assert module.gamma.grad is not None
     assert_allclose(module.weights.grad, expected["mix_gradient"], atol=1e-5)
     assert_allclose(module.gamma.grad, expected["gamma_gradient"][0], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_tensorflow() -> None:
+    """The outputs of bilm-tf with its own weights, of the first batch: later ones start from its state."""
+    folder = fetch("elmo-bilm-tf")
+    model = bertie.Elmo.load(folder / "options.json", folder / "lm_weights.hdf5", device="cpu")
+    sentences = [texts[0].split() for texts in json.loads((folder / "sentences.json").read_text("utf-8"))]
+    for k, result in enumerate(model.embed_tokens(sentences)):
+        with h5py.File(folder / f"lm_embeddings_{k}.hdf5", "r") as file:
+            expected = np.concatenate(list(file["0"][...]), axis=-1)  # (2, n, width): both directions
+        assert len(result.words) > 10
+        assert_allclose(result.layers[-1], expected, atol=1e-5)
+    words = (folder / "vocab_test.txt").read_text("utf-8").split()
+    with h5py.File(folder / "elmo_token_embeddings.hdf5", "r") as file:
+        assert_allclose(model.embed_tokens([words])[0].layers[0, :, : model.config.width], file["embedding"], atol=1e-5)
