@@ -57,7 +57,7 @@ $(WHEEL)/.ready: $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.safe
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
 	$(PYTHON) -m venv $(WHEEL)
 	$(WHEEL)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt torch
-	$(WHEEL)/bin/python -m pip install --quiet --no-compile "$$(echo dist/*.whl)[data,train,search,serve,tensorboard]"
+	$(WHEEL)/bin/python -m pip install --quiet --no-compile "$$(echo dist/*.whl)[data,train,search,serve,tensorboard,elmo]"
 	touch $(WHEEL)/.ready
 
 # On a machine with a GPU, its torch and the test packages; installs nothing.

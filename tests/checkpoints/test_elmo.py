@@ -203,6 +203,11 @@ def add_unwritten(file: Any) -> None:
     file.create_dataset("CNN/b_cnn_0", (3,), "f4", chunks=(1,))
 
 
+def add_partly_written(file: Any) -> None:
+    add_unwritten(file)
+    file["CNN/b_cnn_0"][0] = 1.0
+
+
 def add_cycle(file: Any) -> None:
     file["RNN_0/again"] = file["RNN_0"]
 
@@ -223,7 +228,8 @@ def add_cycle(file: Any) -> None:
         (replace("CNN/b_cnn_0", np.array(["a", "b", "c"], "S1")), "type"),
         (add_virtual, "stored in another file"),
         (add_external, "stored in another file"),
-        (add_unwritten, "never written"),
+        (add_unwritten, "declared with 12 bytes, which are not all there"),
+        (add_partly_written, "declared with 12 bytes, which are not all there"),
         (add_cycle, "nested more than"),
     ],
 )

@@ -20,6 +20,7 @@ from bertie.checkpoints.elmo import _datasets
 from bertie.errors import CheckpointError, ConfigError, InputError, MissingPackageError, NotFoundError, TrainingError
 from bertie.tasks import elmo as elmo_task
 from bertie.training.finetune import elmo_tagging
+from bertie.training.finetune.data import read_dataset
 from tests.tasks.tiny_elmo import TAGS, WORDS, tiny_elmo, tiny_tagger
 
 SENTENCES: list[list[str]] = [
@@ -192,10 +193,16 @@ def test_fit_keeps_the_best_epoch() -> None:
 
 def test_features_may_be_in_a_file(tagger: bertie.ElmoTagger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elmo_tagging, "MEMORY_BYTES", 0)
-    monkeypatch.setattr(elmo_tagging, "CHUNK_WORDS", 7)
     again = tiny_tagger(lstm_width=6).fit(WORDS, TAGS, progress=False)
     for name, value in tagger.head_.model.state_dict().items():
-        assert_allclose(again.head_.model.state_dict()[name], value, atol=1e-3)
+        assert value.equal(again.head_.model.state_dict()[name]), name
+    data, model = read_dataset("tag", WORDS, TAGS), tiny_elmo()
+    expected = np.concatenate([layers.transpose(1, 0, 2) for layers in model.layers(WORDS)])
+    for words in (1, 7, 10_000):
+        monkeypatch.setattr(elmo_tagging, "CHUNK_WORDS", words)
+        features = elmo_tagging.Features.compute(model, data)
+        assert isinstance(features.rows, np.memmap)
+        assert_allclose(features.rows, expected, atol=1e-6)
 
 
 def test_data_from_a_file(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ TRAINING_OPTIONS = (
 MOST_FILTERS, MOST_WIDTH, MOST_CHARACTERS = 64, 2**20, 2**12
 # What h5py raises for damaged files.
 HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, SystemError, MemoryError)
+MOST_COMPRESSED = 1100  # bytes that a byte of deflate can stand for, and a few more
 MOST_DEPTH = 8  # of groups; those of ELMo are four deep
 
 
@@ -228,8 +229,11 @@ def _check(expected: list[_Dataset], found: dict[str, Any], file: str) -> None:
             raise CheckpointError(
                 f"{file}: {row.name} has the type {dataset.dtype}; weights are floating-point numbers"
             )
-        if dataset.id.get_storage_size() == 0:
-            raise CheckpointError(f"{file}: {row.name} was declared but never written")
+        packed = MOST_COMPRESSED if dataset.id.get_create_plist().get_nfilters() else 1
+        if dataset.id.get_storage_size() * packed < dataset.nbytes:  # HDF5 would fill in the rest, of any size
+            raise CheckpointError(
+                f"{file}: {row.name} is declared with {dataset.nbytes:,} bytes, which are not all there"
+            )
 
 
 def _read_state(cfg: ElmoConfig, found: dict[str, Any], file: str) -> dict[str, torch.Tensor]:

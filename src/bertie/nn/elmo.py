@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -97,6 +97,10 @@ class CharacterEncoder(nn.Module):
         self.highways = nn.ModuleList(Highway(cfg.filter_width) for _ in range(cfg.highways))
         self.projection = nn.Linear(cfg.filter_width, cfg.width) if cfg.project_characters else nn.Identity()
         nn.init.normal_(self.embedding)
+        for module in self.modules():
+            if isinstance(module, nn.Conv1d | nn.Linear):  # so that different words differ, without training, too
+                nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+                nn.init.zeros_(cast(Tensor, module.bias))
 
     def forward(self, ids: Tensor) -> Tensor:
         """(n, characters) ids -> (n, width)."""
