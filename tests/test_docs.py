@@ -135,7 +135,12 @@ def test_links(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [PRETRAIN, SPEED, ELMO, *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, PYTHON, CARD])],
+    [
+        PRETRAIN,
+        SPEED,
+        ELMO,
+        *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, PYTHON, CARD]),
+    ],
     ids=lambda page: page.stem,
 )
 def test_python(

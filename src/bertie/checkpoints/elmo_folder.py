@@ -12,10 +12,15 @@ MOST_NAMED = 8  # files or datasets in one error
 
 
 def is_elmo_folder(folder: str | Path) -> bool:
-    """Whether a folder holds ELMo's files."""
+    """Whether a folder holds ELMo's files, and no other model's config.json."""
     path = Path(folder).expanduser()
     try:
-        return path.is_dir() and bool(_matching(path, OPTIONS)) and bool(_matching(path, *WEIGHT_SUFFIXES))
+        return (
+            path.is_dir()
+            and not (path / "config.json").exists()
+            and bool(_matching(path, OPTIONS))
+            and bool(_matching(path, *WEIGHT_SUFFIXES))
+        )
     except OSError:
         return False
 

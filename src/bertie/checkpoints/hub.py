@@ -56,7 +56,7 @@ def resolve(name: str | Path, revision: str | None = None) -> Path:
     if is_folder:
         if revision is not None:
             raise NotFoundError(f"revision={revision!r}: {name} is a folder; only hub ids have revisions")
-        if is_elmo_folder(folder) and not (folder / "config.json").exists():
+        if is_elmo_folder(folder):
             raise NotFoundError(
                 f"{name} is an ELMo model: use bertie.Elmo or bertie.ElmoTagger, bertie embed --tokens, bertie tag or "
                 "bertie inspect"

@@ -146,8 +146,8 @@ class _Run:
     def train(self, progress: bool) -> LayerMixTagger:
         """The trained layers: the best on the dev data, or the last."""
         count, size, epochs = len(self.targets), int(self.settings["batch_size"]), int(self.settings["epochs"])
-        seed, self._sentences = int(self.settings["seed"]), epochs * count
-        schedule = Schedule(Recipe(warmup=WARMUP, schedule="linear"), epochs * -(-count // size))
+        seed, self._steps = int(self.settings["seed"]), epochs * -(-count // size)
+        schedule = Schedule(Recipe(warmup=WARMUP, schedule="linear"), self._steps)
         devices = [self.device] if self.device.type == "cuda" else []
         with (
             torch.random.fork_rng(devices=devices),
@@ -173,7 +173,7 @@ class _Run:
         return head.eval().requires_grad_(False)
 
     def _done(self) -> float | None:
-        return self.history.steps * int(self.settings["batch_size"]) / self._sentences
+        return self.history.steps / self._steps
 
     def _step(
         self, head: LayerMixTagger, optimizer: torch.optim.Optimizer, schedule: Schedule, sentences: Sequence[int]
