@@ -77,6 +77,13 @@ MODELS = {
         "pytorch_model.bin",
         "78fbbe22d9bc31a59a95dfd1b1ceb4f9b65cf4ddf54d948a20952789c9ec4973",
     ),
+    # A tiny ELMo that bilm-tf has written, with the outputs of TensorFlow.
+    "elmo-bilm-tf": PackagedModel(
+        ("allennlp==0.9.0",),
+        _copy_folder("allennlp/tests/fixtures/elmo"),
+        "lm_weights.hdf5",
+        "dfdfd3001b5965b4b6ef857ac772b6624984f8248eaae08fb9be6d1b51ad8755",
+    ),
 }
 
 

@@ -30,7 +30,8 @@ SEARCH, EMBEDDINGS, SCALE = (ROOT / "docs" / f"{name}.md" for name in ("search",
 SERVE, PLAYGROUND, SPEED = (ROOT / "docs" / f"{name}.md" for name in ("serve", "playground", "speed"))
 SECURITY = ROOT / "docs" / "security.md"
 FILES, LABELLING, TRAIN = (ROOT / "docs" / f"{name}.md" for name in ("files", "labelling", "train"))
-GROUPS, INTEGRATIONS, DECODERS = (ROOT / "docs" / f"{name}.md" for name in ("groups", "integrations", "decoders"))
+GROUPS, INTEGRATIONS = ROOT / "docs" / "groups.md", ROOT / "docs" / "integrations.md"
+DECODERS, ELMO = ROOT / "docs" / "decoders.md", ROOT / "docs" / "elmo.md"
 COMMAND_LINE, PYTHON = (ROOT / "docs" / f"{name}.md" for name in ("command-line", "python"))
 PAGES = [
     ROOT / "docs" / "first-hour.md",
@@ -39,6 +40,7 @@ PAGES = [
     ROOT / "docs" / "reports.md",
     LABELLING,
     GROUPS,
+    ELMO,
     FILES,
     COMMAND_LINE,
     PRETRAIN,
@@ -139,6 +141,7 @@ def test_links(page: Path) -> None:
         PRETRAIN,
         SPEED,
         DECODERS,
+        ELMO,
         *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, PYTHON, INTEGRATIONS, CARD]),
     ],
     ids=lambda page: page.stem,

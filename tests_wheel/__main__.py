@@ -32,6 +32,7 @@ SKIPPED = re.compile(
 )
 OUTPUT = re.compile(r"(?<= -o )\S+")
 MADE = ("my-model", "other-model", "mood", "my-tagger", "my-encoder", "my-embedder", "my-index", "tickets")
+ELMO = "import bertie; model = bertie.Elmo.random(bertie.ElmoConfig(width=32, cell_width=64))"
 SECONDS = 900  # that a command may take
 
 
@@ -77,6 +78,8 @@ class Folder:
             "my-embedder",
             "my-index",
             "tickets",
+            "my-elmo",
+            "my-elmo-tagger",
         ):
             used = re.search(rf"(?<![\w-])(\./)?{name}(?![\w.-])", command.replace(f"-o {output and output[0]}", ""))
             if used and name != written and not (self.path / name).exists():
@@ -101,6 +104,9 @@ class Folder:
             "my-index": "bertie index docs/ -o my-index",
             "my-encoder": "python -c \"import bertie; bertie.Embedder().save('my-encoder')\"",
             "my-embedder": "python -c \"import bertie; bertie.Embedder().save('my-embedder')\"",
+            "my-elmo": f"python -c \"{ELMO}; model.save('my-elmo')\"",
+            "my-elmo-tagger": f'python -c "{ELMO}; '
+            "bertie.ElmoTagger(model, epochs=1).fit('sentences.jsonl').save('my-elmo-tagger')\"",
             "tokenizer": f"bertie tokenizer train {book} --vocab-size 4000 -o tokenizer",
             "corpus": f"bertie corpus {book} --tokenizer tokenizer -o corpus --held-out 0.1",
         }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.client import AsyncClient, Client, ServerError
     from bertie.config import EncoderConfig
+    from bertie.nn.elmo import ElmoConfig
     from bertie.recipe import Recipe
     from bertie.search.index import Index
     from bertie.tasks import (
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from bertie.tasks.clusters import Clustering, TextCluster, cluster_texts
     from bertie.tasks.deduplicate import Deduplication, DuplicateGroup, DuplicateText, deduplicate
     from bertie.tasks.drift import DriftResult, DriftText, detect_drift
+    from bertie.tasks.elmo import Elmo, ElmoResult
+    from bertie.tasks.elmo_tag import ElmoTagger
     from bertie.tasks.paraphrases import ParaphrasePair, paraphrase_pairs
     from bertie.tasks.results import (
         AnswerResult,
@@ -90,6 +93,10 @@ __all__ = [
     "DriftText",
     "DuplicateGroup",
     "DuplicateText",
+    "Elmo",
+    "ElmoConfig",
+    "ElmoResult",
+    "ElmoTagger",
     "Embedder",
     "EmbeddingResult",
     "EncoderConfig",
@@ -144,6 +151,9 @@ _HOME = {
     **dict.fromkeys(("Clustering", "TextCluster", "cluster_texts"), "bertie.tasks.clusters"),
     "Batch": "bertie.text.batch",
     "Checkpoint": "bertie.checkpoints.checkpoint",
+    **dict.fromkeys(("Elmo", "ElmoResult"), "bertie.tasks.elmo"),
+    "ElmoConfig": "bertie.nn.elmo",
+    "ElmoTagger": "bertie.tasks.elmo_tag",
     "EncoderConfig": "bertie.config",
     "Index": "bertie.search.index",
     **dict.fromkeys(("DriftResult", "DriftText", "detect_drift"), "bertie.tasks.drift"),

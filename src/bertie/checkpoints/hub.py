@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 from bertie.checkpoints import named_heads, weight_files
+from bertie.checkpoints.elmo_folder import is_elmo_folder
 from bertie.errors import BertieWarning, NotFoundError
 
 BUILT_IN = Path(__file__).parents[1] / "models"
@@ -62,6 +63,11 @@ def resolve(name: str | Path, revision: str | None = None) -> Path:
     if is_folder:
         if revision is not None:
             raise NotFoundError(f"revision={revision!r}: {name} is a folder; only hub ids have revisions")
+        if is_elmo_folder(folder):
+            raise NotFoundError(
+                f"{name} is an ELMo model: use bertie.Elmo or bertie.ElmoTagger, bertie embed --tokens, bertie tag or "
+                "bertie inspect"
+            )
         return folder.absolute() if str(folder) in built_in() else folder  # a path drops ./
     if is_file:
         raise NotFoundError(f"{name} is a file; a model is a folder")

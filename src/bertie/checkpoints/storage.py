@@ -125,7 +125,7 @@ def save_folder(
 ) -> None:
     """Write a folder with checksums atomically: under a temporary name, then renamed.
 
-    `weights` is the relative path of the weight file.
+    `weights` is the relative path of the weight file; there is none if `tensors` is empty.
     """
     folder = Path(os.path.abspath(folder))
     if folder.exists() and not folder.is_dir():
@@ -136,8 +136,9 @@ def save_folder(
         for name, data in files.items():
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / name).write_bytes(data)
-        (draft / weights).parent.mkdir(parents=True, exist_ok=True)
-        write_safetensors(draft / weights, tensors)
+        if tensors:
+            (draft / weights).parent.mkdir(parents=True, exist_ok=True)
+            write_safetensors(draft / weights, tensors)
         names = sorted(p.relative_to(draft).as_posix() for p in draft.rglob("*") if p.is_file())
         (draft / CHECKSUMS).write_bytes(to_json({name: _digest(draft / name) for name in names}))
 

@@ -19,9 +19,11 @@ from bertie.cli.common import (
     add_output,
     add_prompt,
     load,
+    model_name,
     open_input,
     verb,
 )
+from bertie.cli.elmo import add_layer, embed_words, uses_elmo
 from bertie.cli.stream import READ_COLUMNS, READ_SCHEMA, Stream, read_cells, result_schema
 from bertie.data.readers import STDIN
 
@@ -32,6 +34,7 @@ EXAMPLE = """  bertie embed "A cat sat on the mat."
   bertie embed reviews.csv --column review -o reviews.npy -m sentence-transformers/all-MiniLM-L6-v2
   bertie embed "how is text split?" --prompt "query: " -m intfloat/e5-small-v2
   bertie embed "A cat sat on the mat." --tokens
+  bertie embed "A cat sat on the mat." --tokens --layer 2 -m ./elmo
   zcat big.txt.gz | bertie embed - -o big.parquet --resume -m ./my-model
   bertie embed corpus/*.jsonl.gz -o vectors --ray local
 """
@@ -55,6 +58,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--tokens", action="store_true", help="the last hidden state of every token instead of one embedding per text"
     )
+    add_layer(parser)
     add_output(parser, embeddings=True)
     add_ray(parser, "embed any number of files into OUT, a folder of Parquet files")
     parser.set_defaults(run=run)
@@ -68,6 +72,16 @@ def run(args: argparse.Namespace) -> None:
         return
     table = open_input(args)
     column = table.column(["text"], args.column, "--column", only=True)
+    elmo = uses_elmo(args)
+    if elmo and not args.tokens:
+        raise UsageError(
+            f"{model_name(args)} is an ELMo model, which has vectors of words, not of texts: pass --tokens"
+        )
+    if args.layer is not None and not elmo:
+        raise UsageError("--layer is for ELMo models; the layers of other ones: hidden_states() in Python")
+    if elmo:
+        embed_words(args, Stream(args, table, [column]))
+        return
     if args.tokens:
         _embed_tokens(args, Stream(args, table, [column]))
         return

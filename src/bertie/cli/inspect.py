@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from bertie.cli import elmo
 from bertie.cli.common import add_device, add_model_argument, add_precision, model_name, select_device, verb
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Print the description."""
+    if elmo.uses_elmo(args):
+        found = elmo.description(args)
+        print(json.dumps(found, indent=2, ensure_ascii=False) if args.json else "\n".join(elmo.lines(found)))
+        return
+
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.ops.dispatch import report
 

@@ -337,7 +337,9 @@ def _model_stamp(model: str | None) -> str | None:
     if not model or not is_local_folder(model):
         return None
     folder = Path(model)
-    files = sorted(file for file in folder.rglob("*") if file.suffix in (".safetensors", ".bin", ".json", ".txt"))
+    files = sorted(
+        file for file in folder.rglob("*") if file.suffix in (".safetensors", ".bin", ".json", ".txt", ".hdf5", ".h5")
+    )
     stats = [(str(file.relative_to(folder)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(stats).encode()).hexdigest()[:16]
 

@@ -21,6 +21,7 @@ from bertie.cli.common import (
     open_input,
     verb,
 )
+from bertie.cli.elmo import load_tagger, uses_elmo
 from bertie.cli.stream import READ_COLUMNS, Stream, read_cells, result_schema
 
 if TYPE_CHECKING:
@@ -70,7 +71,12 @@ def run(args: argparse.Namespace) -> None:
 
     from bertie.tasks.results import TaggingResult
 
-    work = _by_head(args) if args.labels is None else _by_labels(args)
+    if args.labels is not None:
+        work = _by_labels(args)
+    elif uses_elmo(args):
+        work = _by_elmo(args)
+    else:
+        work = _by_head(args)
 
     stream.write(
         stream.results(work),
@@ -98,6 +104,12 @@ def _by_head(args: argparse.Namespace) -> Callable[[list[str]], Iterator[dict[st
     options: dict[str, Any] = {"aggregation_strategy": args.aggregation_strategy}
     options["ignore_labels"] = args.ignore_labels.split(",")
     return lambda texts: map(asdict, task.tag_each(texts, **options))
+
+
+def _by_elmo(args: argparse.Namespace) -> Callable[[list[str]], Iterator[dict[str, Any]]]:
+    """Tag with the labels of a tagger over ELMo."""
+    tagger, ignored = load_tagger(args), args.ignore_labels.split(",")
+    return lambda texts: map(asdict, tagger.tag_each(texts, ignore_labels=ignored))
 
 
 def _by_labels(args: argparse.Namespace) -> Callable[[list[str]], Iterator[dict[str, Any]]]:
