@@ -25,12 +25,14 @@ from bertie.cli import (
     attend,
     bench,
     calibrate,
+    choose,
     classify,
     cluster_texts,
     compare,
     completion,
     corpus,
     dedup,
+    detect_replaced,
     doctor,
     drift,
     embed,
@@ -69,7 +71,7 @@ from bertie.errors import BertieError, BertieWarning, InputError
 from bertie.pipeline.unknown_tokens import one_warning
 
 GROUPS = {  # in the order of bertie --help
-    "use a model": (tour, fill, embed, similarity, classify, tag, answer, rerank),
+    "use a model": (tour, fill, embed, similarity, classify, tag, answer, rerank, choose, detect_replaced),
     "groups of texts": (dedup, cluster_texts, pairs, drift),
     "search": (index, search, ask),
     "serve": (serve,),

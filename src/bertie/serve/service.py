@@ -40,6 +40,8 @@ HEADS = {  # by the kind of the head that a task needs
     "tag": "a token-classification head",
     "answer": "a question-answering head",
     "mlm": "a masked-language-modelling head",
+    "choice": "a multiple-choice head",
+    "rtd": "a head for replaced-token detection",
 }
 
 

@@ -128,6 +128,23 @@ for _row in (
         endpoint="/fill",
         verb="fill",
     ),
+    TaskRow(
+        name="choose",
+        path="bertie.tasks.choose:Chooser",
+        head_kind="choice",
+        data_kind="choose",
+        metric="accuracy",
+        endpoint="/choose",
+        verb="choose",
+        training="bertie.training.finetune.multiple_choice:MultipleChoiceTraining",
+    ),
+    TaskRow(
+        name="detect_replaced",
+        path="bertie.tasks.replaced_tokens:ReplacedTokenDetector",
+        head_kind="rtd",
+        endpoint="/detect_replaced",
+        verb="detect-replaced",
+    ),
 ):
     register(_row)
 
@@ -176,6 +193,7 @@ def row_for_head(info: HeadInfo) -> TaskRow | None:
     """
     name = info.task
     if name is None:
-        name = "regress" if info.kind == "classify" and info.problem == "regression" else info.kind
+        regression = info.kind == "classify" and info.problem == "regression"
+        name = "regress" if regression else "choose" if info.kind == "choice" else info.kind
     row = TASKS.get(name)
     return row if row is not None and row.training is not None and row.head_kind is not None else None
