@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from bertie.tasks.clusters import Clustering, TextCluster, cluster_texts
     from bertie.tasks.deduplicate import Deduplication, DuplicateGroup, DuplicateText, deduplicate
     from bertie.tasks.drift import DriftResult, DriftText, detect_drift
+    from bertie.tasks.outliers import Outliers, OutlierText, find_outliers
     from bertie.tasks.paraphrases import ParaphrasePair, paraphrase_pairs
     from bertie.tasks.results import (
         AnswerResult,
@@ -108,6 +109,8 @@ __all__ = [
     "MissingPackageError",
     "MultiTask",
     "NotFoundError",
+    "OutlierText",
+    "Outliers",
     "ParaphrasePair",
     "PseudoLikelihood",
     "RankedDocument",
@@ -139,6 +142,7 @@ __all__ = [
     "cluster_texts",
     "deduplicate",
     "detect_drift",
+    "find_outliers",
     "load",
     "map_texts",
     "paraphrase_pairs",
@@ -155,6 +159,7 @@ _HOME = {
     "EncoderConfig": "bertie.config",
     "Index": "bertie.search.index",
     **dict.fromkeys(("DriftResult", "DriftText", "detect_drift"), "bertie.tasks.drift"),
+    **dict.fromkeys(("OutlierText", "Outliers", "find_outliers"), "bertie.tasks.outliers"),
     **dict.fromkeys(("ParaphrasePair", "paraphrase_pairs"), "bertie.tasks.paraphrases"),
     "Recipe": "bertie.recipe",
     **dict.fromkeys(("Deduplication", "DuplicateGroup", "DuplicateText", "deduplicate"), "bertie.tasks.deduplicate"),

@@ -41,6 +41,7 @@ from bertie.cli import (
     index,
     inspect,
     mine,
+    outliers,
     pairs,
     pretrain,
     quantize,
@@ -72,7 +73,7 @@ from bertie.pipeline.unknown_tokens import one_warning
 
 GROUPS = {  # in the order of bertie --help
     "use a model": (tour, fill, embed, similarity, classify, tag, answer, rerank, choose, detect_replaced),
-    "groups of texts": (dedup, cluster_texts, pairs, drift),
+    "groups of texts": (dedup, cluster_texts, pairs, outliers, drift),
     "search": (index, search, ask),
     "serve": (serve,),
     "train": (train, suggest, eval, calibrate, compare, mine, weight_tokens, quantize, recipes),
