@@ -340,6 +340,11 @@ class EncoderConfig:
 # --- heads ---
 
 HeadName = Literal["mlm", "rtd", "nsp", "sop", "classify", "tag", "answer", "choice", "pooler", "span"]
+# The classes of the heads for pairs of texts that pretraining leaves: next-sentence and sentence-order prediction.
+PAIR_LABELS: dict[HeadName, dict[int, str]] = {
+    "nsp": {0: "is_next", 1: "not_next"},
+    "sop": {0: "in_order", 1: "swapped"},
+}
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 Globals = Literal["none", "first", "before_separator", "after_separator"]
 
@@ -369,6 +374,8 @@ class HeadConfig:
     # Segment ids of texts without any: as given (0), or 1 after the first separator.
     segments: Literal["given", "after_separator"] = "given"
     separator_id: int | None = None
+    # The first token's hidden state is added to every token's, and the norm comes before the dense layer.
+    add_first: bool = False
 
     def __post_init__(self) -> None:
         for field in ("outputs", "dense", "residual"):
@@ -381,6 +388,8 @@ class HeadConfig:
             raise ConfigError("HeadConfig.norm needs dense or residual")
         if self.tied and self.kind != "vocabulary":
             raise ConfigError(f"tied=True is for kind='vocabulary', not {self.kind!r}")
+        if self.add_first and (self.kind != "token" or not self.dense or not self.norm):
+            raise ConfigError("add_first=True is for kind='token' with dense and norm")
         for field in ("globals", "segments"):
             if getattr(self, field).endswith("separator") and self.separator_id is None:
                 raise ConfigError(f"{field}={getattr(self, field)!r} needs separator_id")

@@ -27,7 +27,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def save_models(top: Path) -> None:
     """Save a tiny model for each verb."""
-    from transformers import BertConfig, BertForMaskedLM, BertForQuestionAnswering, BertForTokenClassification
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        BertForMultipleChoice,
+        BertForNextSentencePrediction,
+        BertForQuestionAnswering,
+        BertForTokenClassification,
+        ElectraConfig,
+        ElectraForPreTraining,
+    )
 
     save_bert(top / "embed")
     save_bert(top / "classify", labels=3)
@@ -39,10 +48,14 @@ def save_models(top: Path) -> None:
         ("fill", BertForMaskedLM),
         ("tag", BertForTokenClassification),
         ("answer", BertForQuestionAnswering),
+        ("choose", BertForMultipleChoice),
+        ("nsp", BertForNextSentencePrediction),
+        ("detect-replaced", ElectraForPreTraining),
     ):
         torch.manual_seed(1)
         labels = {"id2label": NER, "label2id": {one: i for i, one in NER.items()}} if name == "tag" else {}
-        kind(BertConfig(**sizes, **labels)).save_pretrained(top / name)
+        config = ElectraConfig if name == "detect-replaced" else BertConfig
+        kind(config(**sizes, **labels)).save_pretrained(top / name)
         for file in (top / "embed").glob("*token*"):
             (top / name / file.name).write_bytes(file.read_bytes())
     for one, other in (("similarity", "embed"), ("tokenize", "embed")):

@@ -137,7 +137,7 @@ def test_a_model_without_that_head(
         (["embed", "a cat", "--device", "nonsense"], 1, "--device nonsense"),
         (["embed", "a cat", "--format", "csv"], 2, "--format csv is for a file"),
         (["fill", "a [MASK]", "--top-k", "0"], 1, "top_k=0"),
-        (["fill", "a [MASK]", "--candidates", "cat dog"], 1, "2 tokens"),
+        (["fill", "a [MASK]", "--candidates", " "], 1, "no tokens"),
         (["fill", "a cat", "--score", "--candidates", "a"], 2, "--score"),
         (["classify", "a cat", "--multi-label"], 2, "need --labels"),
         (["classify", "a cat", "--labels", "x,x"], 1, "different"),

@@ -92,7 +92,7 @@ def test_a_new_model(data: Path, here: Path, capsys: pytest.CaptureFixture[str])
     lines = out.splitlines()
     assert lines[0].startswith("deep/out: ")
     assert " tokens in " in lines[0]
-    assert lines[1].startswith("  loss ")
+    assert lines[1].startswith("  held-out loss ")
     assert lines[-1] == f"  curves: {Path('deep/out/training/curve.html')}"
     assert "step 40 of 40: loss" in err
     assert {file.name for file in Path("deep/out").iterdir()} == MODEL_FILES | {"special_tokens_map.json", "training"}

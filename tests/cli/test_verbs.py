@@ -113,6 +113,51 @@ def test_fill(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Non
     assert records == [{"row": i} | plain(result) for i, result in enumerate(ours, 1)]
 
 
+def test_classify_pairs_with_a_head_of_pretraining(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("pairs.jsonl").write_text('{"text_a": "the cat sat", "text_b": "on the mat"}\n')
+    (record,) = lines(capsys, "classify", "pairs.jsonl", "--head", "nsp", "-m", models["nsp"])
+    ours = bertie.Classifier.load(models["nsp"], head="nsp").classify([("the cat sat", "on the mat")])[0]
+    assert record == {"row": 1} | plain(ours)
+    assert set(record["scores"]) == {"is_next", "not_next"}
+    assert main(["classify", "the cat sat", "--head", "nsp", "-m", models["nsp"]]) == 1
+    assert "the text must be a pair of texts, which the head 'nsp' takes" in capsys.readouterr().err
+
+
+def test_choose(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("the cat sat", ["on the mat", "a dog ran"])
+    ours = {"row": 1} | plain(bertie.Chooser.load(models["choose"]).choose(*question))
+    assert lines(capsys, "choose", question[0], *question[1], "-m", models["choose"]) == [ours]
+    row = {"question": question[0], "choices": question[1]}
+    Path("in.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**row, "choices": ["a"]}) + "\n")
+    assert main(["choose", "in.jsonl", "-m", models["choose"], "-o", "out.jsonl"]) == 1
+    assert "in.jsonl, row 2: the context has 1 choice; give two or more" in capsys.readouterr().err
+    assert lines(capsys, "choose", "in.jsonl", "-m", models["choose"], "--on-error", "skip") == [ours]
+    Path("in.csv").write_text('context,choices\nthe cat sat,"[""on the mat"", ""a dog ran""]"\n')
+    assert lines(capsys, "choose", "in.csv", "-m", models["choose"]) == [ours]
+    assert main(["choose", "in.csv", "-m", models["choose"]]) == 0
+    assert capsys.readouterr().out.count("→") == 1
+    assert main(["choose", "only a context", "-m", models["choose"]]) == 2
+
+
+def test_detect_replaced(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["the cat sat", LONG]
+    ours = bertie.ReplacedTokenDetector.load(models["detect-replaced"]).detect(texts)
+    records = lines(capsys, "detect-replaced", *texts, "-m", models["detect-replaced"])
+    assert records == [{"row": i} | plain(result) for i, result in enumerate(ours, 1)]
+    assert records[1]["windows"] > 1
+    for threshold, count in (("0", 3), ("1", 0)):
+        assert main(["detect-replaced", texts[0], "--threshold", threshold, "-m", models["detect-replaced"]]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 1 + count
+
+
+def test_fill_candidates_of_several_tokens(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    (record,) = lines(capsys, "fill", "a [MASK]", "-m", models["fill"], "--candidates", "cat, the dog")
+    ours = bertie.MaskedLM.load(models["fill"]).fill("a [MASK]", candidates=["cat", "the dog"])
+    assert record == {"row": 1} | plain(ours)
+    assert main(["fill", "a [MASK]", "-m", models["fill"], "--candidates", "cat,the dog"]) == 0
+    assert "the dog" in capsys.readouterr().out
+
+
 def test_fill_candidates(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     records = lines(capsys, "fill", "a [MASK]", "-m", models["fill"], "--candidates", "cat,dog")[0]
     assert {record["token"] for record in records["masks"][0]["candidates"]} == {"cat", "dog"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 SIZES = {"train": 24, "dev": 10, "test": 12}
-TASKS = ("classify", "multi", "regress", "tag", "answer", "rerank")
+TASKS = ("classify", "multi", "regress", "tag", "answer", "rerank", "choose")
 MAIN = {
     "classify": "accuracy",
     "multi": "macro_f1",
@@ -16,6 +16,7 @@ MAIN = {
     "tag": "f1",
     "answer": "f1",
     "rerank": "map",
+    "choose": "accuracy",
 }
 
 
@@ -48,6 +49,9 @@ def _row(task: str, draw: random.Random, i: int) -> dict[str, Any]:
     if task == "answer":
         start = text.index(who)
         return {"question": f"find {who}", "context": text, "answers": [{"text": who, "answer_start": start}]}
+    if task == "choose":
+        choices = [f"the {who}", f"a {other}"]
+        return {"context": text, "choices": choices[:: 1 if does == "sat" else -1], "label": choices[0]}
     # Three queries with passages that fit and passages that do not.
     query = f"find the {who} on {('a', 'the', 'mat')[i // 2 % 3]}"
     said = i // 6 % 2 == 0

@@ -116,6 +116,10 @@ CASES = {  # of every route that takes a body: a new one without a case fails
     "/fill": Case(lambda texts: {"texts": [f"{text} [MASK]" for text in texts], "model": "fill"}),
     "/classify": Case(lambda texts: {"texts": texts, "model": "classify"}),
     "/tag": Case(lambda texts: {"texts": texts, "model": "tag", "aggregation_strategy": "none", "ignore_labels": []}),
+    "/choose": Case(
+        lambda texts: {"context": "a", "choices": texts if len(texts) != 1 else [*texts, "dog"], "model": "choose"}
+    ),
+    "/detect_replaced": Case(lambda texts: {"texts": texts, "model": "detect-replaced"}),
     "/answer": Case(lambda texts: {"questions": [{"question": "a", "documents": texts}], "model": "answer"}),
     "/search": Case(lambda texts: {"queries": texts}),
     "/ask": Case(lambda texts: {"questions": texts, "passages": 1}),  # whose tokens count as well
@@ -138,7 +142,7 @@ def test_every_route_has_a_case() -> None:
 def limited(start: Start, models: dict[str, str], small_folder: Any, tmp_path_factory: Any) -> Iterator[Start]:
     """Servers with all kinds of models and an index."""
     folder = tmp_path_factory.mktemp("limits")
-    names = ("embed", "classify", "rerank", "fill", "tag", "answer")
+    names = ("embed", "classify", "rerank", "fill", "tag", "answer", "choose", "detect-replaced")
     sources = {"small": str(small_folder / "bertie-small")} | {name: models[name] for name in names}
     registry = Registry(sources | {"splade": str(splade_folder(folder)[0])}, devices=["cpu"], budget=2048, max_wait=60)
     with Index.create(folder / "index", registry["embed"].task(Embedder)) as index:

@@ -65,11 +65,11 @@ def test_requests_with_different_options_share_a_batch(filler: MaskedLM) -> None
     mask, words = filler.tokenizer.mask_token, [filler.tokenizer.token(id) for id in (20, 31, 45)]
     inputs = [(f"the {mask} of", 1, None), (f"{mask} river {mask}", 4, None), (f"a {mask}", 4, words)]
     alone = [filler.fill([text], top_k=k, candidates=words)[0] for text, k, words in inputs]
+    allowed = np.array([20, 31, 45])
+    options = [fill_mask._Options(k, None if words is None else allowed) for _, k, words in inputs]
     chunks = [
-        filler.pipeline.encode(
-            list(fill_mask.text_inputs([text], "fill", fill_mask._Options(k, filler._candidate_ids(words))))
-        )
-        for text, k, words in inputs
+        filler.pipeline.encode(list(fill_mask.text_inputs([text], "fill", option)))
+        for (text, _, _), option in zip(inputs, options, strict=True)
     ]
     ids = [chunk.windows.ids for chunk in chunks]
     with torch.inference_mode():

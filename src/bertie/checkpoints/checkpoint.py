@@ -18,7 +18,7 @@ from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.checkpoints.fingerprint import WeightsOrigin, has_original_weights
 from bertie.checkpoints.folder_tokenizer import check_vocabulary, folder_tokenizer
 from bertie.checkpoints.hub import default_model, resolve, to_string
-from bertie.checkpoints.model_spec import LABELLED, ModelSpec, config_with_head, model_spec
+from bertie.checkpoints.model_spec import ModelSpec, config_with_head, model_spec
 from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.checkpoints.splade import Splade
 from bertie.config import PRECISIONS, Calibration, HeadInfo, HeadName, Precision
@@ -66,7 +66,7 @@ class Checkpoint:
         for name in self.spec.heads:
             if name not in self.heads:
                 problem = self.spec.problem if name == "classify" else None
-                self.heads[name] = HeadInfo(name, self.labels if name in LABELLED else {}, problem)
+                self.heads[name] = HeadInfo(name, self.spec.labels_of(name), problem)
 
     def __getstate__(self) -> dict[str, Any]:
         """All fields, for `copy` and `pickle`."""

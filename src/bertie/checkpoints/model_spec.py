@@ -28,7 +28,7 @@ from bertie.checkpoints.families import (
     t5,
 )
 from bertie.checkpoints.families.family import Family, HeadTable
-from bertie.config import PROBLEMS, EncoderConfig, HeadConfig, HeadName
+from bertie.config import PAIR_LABELS, PROBLEMS, EncoderConfig, HeadConfig, HeadName
 from bertie.errors import ConfigError
 from bertie.text.legacy import LegacyTokenizer
 
@@ -78,6 +78,10 @@ class ModelSpec:
     problem: str | None  # the problem type of a classifier, if config.json names it
     weight_map: WeightMap
     ignored: list[str]  # config keys
+
+    def labels_of(self, head: HeadName) -> dict[int, str]:
+        """The class names of a head; empty for one without classes."""
+        return self.labels if head in LABELLED else PAIR_LABELS.get(head, {})
 
     def layout(self, head: HeadName) -> HeadTable:
         """The layout of this head's tensors."""
@@ -179,7 +183,7 @@ def config_with_head(
         names = _label_names(labels, head, least=2 if problem == "single_label_classification" else 1)
         config["id2label"] = {str(i): name for i, name in enumerate(names)}
         config["label2id"] = {name: i for i, name in enumerate(names)}
-    elif labels:
+    elif labels and list(labels) != list(PAIR_LABELS.get(head, {}).values()):
         raise ConfigError(f"labels={labels!r:.80} were given for head={head!r}, which has none")
     if problem is not None:
         config["problem_type"] = problem

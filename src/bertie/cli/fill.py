@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
-from math import exp
+from math import exp, log
 from typing import TYPE_CHECKING, Any
 
 from bertie.cli.common import (
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """  bertie fill "Paris is the [MASK] of France."
   bertie fill gaps.txt --top-k 3 -o filled.jsonl -m google-bert/bert-base-uncased
+  bertie fill "I moved to [MASK] last year." --candidates "New York,Paris"
   bertie fill "The river flows threw the city." --every-token
   bertie fill "A cat sat on the mat." --score -m ./my-model
 """
@@ -45,7 +46,11 @@ def add(verbs: Verbs) -> None:
     add_model(parser)
     add_head(parser)
     add_top_k(parser, 5, "candidates per mask")
-    parser.add_argument("--candidates", metavar="A,B,…", help="restrict the predictions to these tokens")
+    parser.add_argument(
+        "--candidates",
+        metavar="A,B,…",
+        help="rank only these words or phrases; of several tokens, by their pseudo-log-likelihood",
+    )
     parser.add_argument(
         "--every-token", action="store_true", help="predict every token in turn, from all others; no masks needed"
     )
@@ -69,7 +74,9 @@ def run(args: argparse.Namespace) -> None:
     from bertie.tasks.results import FillMaskResult, PseudoLikelihood
 
     task = load(MaskedLM, args)
-    candidates = None if args.candidates is None else [token for token in args.candidates.split(",") if token]
+    candidates = (
+        None if args.candidates is None else [token.strip() or token for token in args.candidates.split(",") if token]
+    )
 
     def fill(texts: list[str]) -> Iterator[dict[str, Any]]:
         return map(asdict, task.fill_each(texts, top_k=args.top_k, candidates=candidates))
@@ -99,13 +106,14 @@ def run(args: argparse.Namespace) -> None:
     stream.write(
         stream.results(fill),
         result_schema(FillMaskResult),
-        ("row", "characters", "token", "score", *READ_COLUMNS, "text"),
+        ("row", "characters", "token", "score", *(["log"] if candidates else []), *READ_COLUMNS, "text"),
         lambda record, text: [
             (
                 record["row"],
                 f"{mask['start']}-{mask['end']}",
                 candidate["text"],
                 candidate["score"],
+                *([log(candidate["score"]) if candidate["score"] else float("-inf")] if candidates else []),
                 *read_cells(record),
                 text,
             )

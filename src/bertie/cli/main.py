@@ -25,12 +25,14 @@ from bertie.cli import (
     attend,
     bench,
     calibrate,
+    choose,
     classify,
     cluster_texts,
     compare,
     completion,
     corpus,
     dedup,
+    detect_replaced,
     doctor,
     drift,
     embed,
@@ -39,6 +41,7 @@ from bertie.cli import (
     index,
     inspect,
     mine,
+    outliers,
     pairs,
     pretrain,
     push,
@@ -70,8 +73,8 @@ from bertie.errors import BertieError, BertieWarning, InputError
 from bertie.pipeline.unknown_tokens import one_warning
 
 GROUPS = {  # in the order of bertie --help
-    "use a model": (tour, fill, embed, similarity, classify, tag, answer, rerank),
-    "groups of texts": (dedup, cluster_texts, pairs, drift),
+    "use a model": (tour, fill, embed, similarity, classify, tag, answer, rerank, choose, detect_replaced),
+    "groups of texts": (dedup, cluster_texts, pairs, outliers, drift),
     "search": (index, search, ask),
     "serve": (serve,),
     "train": (train, suggest, eval, calibrate, compare, mine, weight_tokens, quantize, push, recipes),

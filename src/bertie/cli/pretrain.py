@@ -110,7 +110,8 @@ def run(args: argparse.Namespace) -> None:
         return
     tokens, seconds = summary["tokens"], summary["seconds"]
     print(f"{args.output}: {summary['parameters']:,} parameters, {tokens:,} tokens in {seconds:,.0f} s")
-    if summary["evaluation"]:
-        scores = {name: value for name, value in summary["evaluation"].items() if name not in ("step", "epoch")}
-        print("  " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
+    for name, score in summary["held_out"].items():
+        interval = "" if score["low"] is None else f" [{score['low']:.4g}, {score['high']:.4g}]"
+        value = "undefined" if score["value"] is None else f"{score['value']:.4g}"
+        print(f"  held-out {name} {value}{interval}")
     print(f"  curves: {Path(args.output) / 'training' / 'curve.html'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,9 +51,15 @@ class Stream:
     """Streams a table into an output. The constructor checks everything that needs no model."""
 
     def __init__(
-        self, args: argparse.Namespace, table: InputTable, columns: Sequence[str], *, embeddings: bool = False
+        self,
+        args: argparse.Namespace,
+        table: InputTable,
+        columns: Sequence[str],
+        *,
+        embeddings: bool = False,
+        lists: Sequence[str] = (),  # columns whose cells may be lists: they come as JSON
     ) -> None:
-        self._args, self._table, self._columns = args, table, columns
+        self._args, self._table, self._columns, self._lists = args, table, columns, lists
         self._extra = ["id"] if "id" in table.columns and "id" not in columns else []
         self._output: ResumableFile | None = None
         name = args.output if args.output != STDIN else None
@@ -156,7 +163,7 @@ class Stream:
         self, process: Process, rows: Sequence[NumberedItem], error: InputError, *, probe: bool
     ) -> list[NumberedItem]:
         """Return the rows without the one that the error names; with `probe`, without all that fail by themselves."""
-        named = re.match(r"(?:text|pair|question|item) (\d+)\b", str(error))
+        named = re.match(r"(?:text|pair|question|item|context) (\d+)\b", str(error))
         suspects = rows if probe or named is None else [rows[int(named[1])]]
         failed = len(self._cell_errors)
         for number, _, item in suspects:
@@ -267,6 +274,8 @@ class Stream:
         value = row.get(column)
         if self._args.skip_empty and not isinstance(row, MalformedRow) and (value is None or value != value):
             return ""
+        if column in self._lists and isinstance(value, list | dict):
+            return json.dumps(value, ensure_ascii=False)
         try:
             return text_cell(self._table, number, row, column)
         except InputError as error:
@@ -298,7 +307,7 @@ class Stream:
 
     def _describe(self, number: int, error: InputError) -> str:
         """The message of an error with its row. The task calls a single row text 0, and arguments are flags here."""
-        message = re.sub(r"^(text|pair|question|item) 0\b", r"the \1", str(error))
+        message = re.sub(r"^(text|pair|question|item|context) 0\b", r"the \1", str(error))
         message = re.sub(r"\boverflow='(\w+)'", r"--overflow \1", message)
         return f"{self._table.name}, row {number}: {message}"
 

@@ -41,7 +41,7 @@ from bertie.evaluation.linear_models import (
 )
 
 Data = tuple[Sequence[Any], Sequence[Any]]  # inputs and targets: see `evaluate`
-KINDS = ("classify", "regress", "tag", "answer", "rerank")
+KINDS = ("classify", "regress", "tag", "answer", "rerank", "choose")
 THRESHOLD = 0.5  # of multi-label probabilities, if the training data is too small to choose one
 MAX_ROWS = 10_000  # of training data for the linear models: a sample is enough for a baseline
 _FEWEST_TO_HOLD_OUT = 50  # rows, of which a fifth chooses the threshold
@@ -72,12 +72,12 @@ def evaluate(
 ) -> list[BaselineScore]:
     """Train the baselines of a kind of data, and score them on the test data.
 
-    Inputs are tuples of one or two texts (answer: question and context; rerank: query and passage), or lists
-    of words (tag). Targets are a label or a tuple of labels (classify), a number (regress, rerank), tags, or
-    a list of answers. `embeddings` are (rows, width) of the training and of the test inputs, for the
-    baseline of frozen embeddings; see `pair_features` for pairs; for tags one row per word. `embedded_rows` are
-    the training rows that have embeddings, by default all. `labels` sets the order of multi-label data, and leaves
-    out others. A test label that the training data does not have counts as an error.
+    Inputs are tuples of one or two texts (answer: question and context; rerank: query and passage), of a context
+    and its choices (choose), or lists of words (tag). Targets are a label or a tuple of labels (classify), a number
+    (regress, rerank), tags, a list of answers, or an index (choose). `embeddings` are (rows, width) of the training
+    and of the test inputs, for the baseline of frozen embeddings; see `pair_features` for pairs; for tags one row per
+    word. `embedded_rows` are the training rows that have embeddings, by default all. `labels` sets the order of
+    multi-label data, and leaves out others. A test label that the training data does not have counts as an error.
     """
     if kind not in KINDS:
         raise InputError(f"kind={kind!r} must be one of {', '.join(KINDS)}")
@@ -90,7 +90,8 @@ def evaluate(
     elif kind == "regress":
         runs = _regressors(train, test, embedded, seed)
     else:
-        runs = {"tag": _taggers, "answer": _readers, "rerank": _rerankers}[kind](train, test, embedded)
+        others = {"tag": _taggers, "answer": _readers, "rerank": _rerankers, "choose": _choosers}
+        runs = others[kind](train, test, embedded)
     return [_score(name, run, resamples) for name, run in runs]
 
 
@@ -113,6 +114,7 @@ def score_arguments(name: str, kind: str, arguments: tuple[Any, ...], resamples:
         "tag": metrics.tagging,
         "answer": metrics.answering,
         "rerank": metrics.ranking,
+        "choose": metrics.choices,
     }
     scores = functions[kind](*arguments, resamples=resamples)
     metric = metrics.main_metric(kind, scores)
@@ -376,3 +378,18 @@ def _rerankers(train: Data, test: Data, embedded: _Embedded | None) -> list[Run]
 
     runs: list[Run] = [("TF-IDF similarity", similarity)]
     return runs if embedded is None else [*runs, ("similarity of frozen embeddings", cosine)]
+
+
+def _choosers(train: Data, test: Data, _: _Embedded | None) -> list[Run]:
+    def result(score: Callable[[str, str], float]) -> tuple[str, tuple[Any, ...]]:
+        chosen = [int(np.argmax([score(context, choice) for choice in choices])) for context, *choices in test[0]]
+        return "choose", (list(test[1]), chosen)
+
+    def similarity() -> tuple[str, tuple[Any, ...]]:
+        vectorizer = TfIdf().fit([(text,) for texts in train[0] for text in texts])
+        return result(lambda context, choice: vectorizer.similarity((context, choice)))
+
+    def longest() -> tuple[str, tuple[Any, ...]]:
+        return result(lambda context, choice: len(choice))
+
+    return [("longest choice", longest), ("TF-IDF similarity", similarity)]

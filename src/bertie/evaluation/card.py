@@ -20,6 +20,7 @@ _TASKS = {
     "tag": ("token-classification", "Token Classification"),
     "answer": ("question-answering", "Question Answering"),
     "rerank": ("text-ranking", "Text Ranking"),
+    "choose": ("multiple-choice", "Multiple Choice"),
     "similarity": ("sentence-similarity", "Semantic Similarity"),
     "retrieval": ("sentence-similarity", "Information Retrieval"),
 }
@@ -39,6 +40,7 @@ _USES = {
     "tag": ("TokenClassification", "Tagger", 'tag(["A text."])[0]'),
     "answer": ("QuestionAnswering", "Reader", 'answer([("A question?", "The text that answers it.")])[0]'),
     "rerank": ("SequenceClassification", "Reranker", 'rerank("a query", ["a text", "another text"])'),
+    "choose": ("MultipleChoice", "Chooser", 'choose("A context.", ["a choice", "another choice"])'),
     "similarity": ("", "Embedder", 'embed(["A text."])'),
     "retrieval": ("", "Embedder", 'embed(["A text."])'),
 }

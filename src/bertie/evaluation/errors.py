@@ -33,7 +33,7 @@ def wrong_rows(kind: str, evaluation: Evaluation) -> IntArray:
         pairs = zip(evaluation.gold, evaluation.predicted, strict=True)
         size = np.array([sum(a != b for a, b in zip(*pair, strict=True)) for pair in pairs], dtype=np.float64)
         return _ordered(np.flatnonzero(size > 0), size)
-    if kind not in ("classify", "multi_label"):
+    if kind not in ("classify", "multi_label", "choose"):
         return np.zeros(0, dtype=np.int64)
     rows = np.flatnonzero(~_correct(kind, evaluation))
     return rows if evaluation.confidences is None else _ordered(rows, np.asarray(evaluation.confidences))
@@ -44,7 +44,7 @@ def _ordered(rows: IntArray, size: Any) -> IntArray:
 
 
 def _correct(kind: str, evaluation: Evaluation) -> Any:
-    if kind == "classify":
+    if kind in ("classify", "choose"):
         return correct_predictions(evaluation)
     return np.array([set(a) == set(b) for a, b in zip(evaluation.gold, evaluation.predicted, strict=True)], dtype=bool)
 
@@ -117,10 +117,16 @@ def _answer_cells(evaluation: Evaluation, i: int) -> list[str]:
     ]
 
 
+def _choice_cells(evaluation: Evaluation, i: int) -> list[str]:
+    confidence = "–" if evaluation.confidences is None else f"{np.asarray(evaluation.confidences)[i]:.3f}"
+    return [str(evaluation.gold[i]), str(evaluation.predicted[i]), confidence]
+
+
 _COLUMNS = {
     "classify": (["gold", "predicted", "confidence", "p(gold)"], _label_cells),
     "multi_label": (["correct", "missing", "wrong"], _multi_label_cells),
     "regress": (["gold", "predicted", "error"], _value_cells),
     "tag": (["wrong tags", "gold → predicted"], _tag_cells),
     "answer": (["gold", "predicted", "F1"], _answer_cells),
+    "choose": (["gold", "predicted", "confidence"], _choice_cells),
 }

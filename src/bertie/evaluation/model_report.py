@@ -19,6 +19,7 @@ from bertie.evaluation.leaks import Leak
 from bertie.evaluation.metrics import (
     MAIN,
     answering,
+    choices,
     classification,
     main_metric,
     multi_label,
@@ -29,7 +30,7 @@ from bertie.evaluation.metrics import (
 from bertie.evaluation.slices import LabelSlice, LengthSlice, by_label, by_labels, by_length, by_tag
 
 SIGNIFICANT = 0.05  # p-values below count as significant
-Kind = Literal["classify", "multi_label", "regress", "tag", "answer", "rerank", "similarity", "retrieval"]
+Kind = Literal["classify", "multi_label", "regress", "tag", "answer", "rerank", "choose", "similarity", "retrieval"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +280,8 @@ def length_slices(kind: str, evaluation: Evaluation, main: str) -> list[LengthSl
             return multi_label(_indicators(gold, labels), _indicators(predicted, labels), 0.5)[main]
         if kind in ("regress", "similarity"):
             return regression(gold, predicted)[main]
+        if kind == "choose":
+            return choices(gold, predicted)[main]
         if kind == "retrieval":
             return retrieval_from_ranks(gold, predicted)[main]
         return (tagging if kind == "tag" else answering)(gold, predicted)[main]

@@ -34,6 +34,7 @@ KINDS = {
     "tag": "token classification",
     "answer": "question answering",
     "rerank": "reranking",
+    "choose": "multiple choice",
     "similarity": "semantic similarity",
     "retrieval": "retrieval",
 }

@@ -46,7 +46,7 @@ class Head(nn.Module):
         self.cfg = cfg
         width = encoder.width
         self.dense = nn.Linear(width, cfg.dense, bias=cfg.dense_bias) if cfg.dense else None
-        self.norm = build_norm(cfg.norm, cfg.dense) if cfg.norm and cfg.dense else None
+        self.norm = build_norm(cfg.norm, width if cfg.add_first else cfg.dense) if cfg.norm and cfg.dense else None
         self.activation = activation_function(cfg.activation)
         self.residual = ResidualTransform(cfg, width) if cfg.residual else None
         self.out = self.bias = None
@@ -62,11 +62,19 @@ class Head(nn.Module):
         """(T, D) -> (T, outputs), or (B, outputs) for a head over texts. Tied heads use `words` (V, E)."""
         cfg = self.cfg
         x = hidden
+        if cfg.add_first:
+            x = self._add_first(x, batch)
         per_text = cfg.kind == "text" and cfg.pooling != "late"
         if per_text:
             x = take_first(x, batch) if cfg.pooling == "first" else pool_mean(x, batch)
         x = in_row_blocks(lambda rows: self.project(rows, words), x, 1 if per_text else TOKEN_ROWS)
         return pool_mean(x, batch) if cfg.kind == "text" and cfg.pooling == "late" else x
+
+    def _add_first(self, x: Tensor, batch: Batch) -> Tensor:
+        """(T, D) -> (T, D) each token plus the first one of its text, normalized."""
+        assert self.norm is not None
+        out: Tensor = self.norm(x + take_first(x, batch)[batch.text_of_token()])
+        return out
 
     def vocabulary_logits(self, x: Tensor, words: Tensor) -> Tensor:
         """(N, D) -> (N, V) for few rows, such as those of masks; on a CPU independent of the other rows to the bit."""
@@ -87,7 +95,7 @@ class Head(nn.Module):
         cfg = self.cfg
         if self.dense is not None:
             x = self.activation(self.dense(F.dropout(x, cfg.dense_dropout, self.training)))
-        if self.norm is not None:
+        if self.norm is not None and not cfg.add_first:
             x = self.norm(x)
         if self.residual is not None:
             x = self.residual(x)

@@ -13,10 +13,10 @@ import torch
 
 from bertie.checkpoints.checkpoint import Checkpoint, default_device
 from bertie.checkpoints.hub import default_model, is_local_folder, to_string
-from bertie.config import Precision
+from bertie.config import PAIR_LABELS, Precision
 from bertie.errors import BertieError, ConfigError, InputError, NotFoundError
 from bertie.serve.engine import BatchStats, Engine, EngineStats
-from bertie.tasks import Embedder, MaskedLM, Reranker, ZeroShot, registry
+from bertie.tasks import Classifier, Embedder, MaskedLM, ReplacedTokenDetector, Reranker, ZeroShot, registry
 from bertie.tasks.base import Task
 
 AnyTask = TypeVar("AnyTask", bound=Task[Any, Any, Any] | ZeroShot)
@@ -47,6 +47,10 @@ class ServedModel:
                 self.tasks[head] = self.task(_reranking(checkpoint, head) or row.task_class, head=head)
             elif info.kind == "mlm" and checkpoint.tokenizer.mask_id is not None:
                 self.tasks[head] = self.task(MaskedLM, head=head)
+            elif info.kind == "rtd":
+                self.tasks[head] = self.task(ReplacedTokenDetector, head=head)
+            elif info.kind in PAIR_LABELS:
+                self.tasks[head] = self.task(Classifier, head=head)
         self.tasks["embed"] = self.task(Embedder)
         with suppress(BertieError):  # no NLI head, or several: then a request names one
             self.tasks["zero-shot"] = self.task(ZeroShot)

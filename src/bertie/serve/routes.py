@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bertie.serve.api import ask, cohere, compare, explain, huggingface, native, openai, playground, tei
+from bertie.serve.api import ask, cohere, compare, explain, heads, huggingface, native, openai, playground, tei
 from bertie.serve.api_errors import ErrorFormat
 from bertie.serve.context import RequestContext
 from bertie.serve.service import Service
@@ -89,6 +89,14 @@ _TASK_ENDPOINTS: dict[str, tuple[Handler, type[BaseModel], Any, str, str]] = {
         BERTIE,
     ),
     "tag": (native.tag, native.TagRequest, native.TagResponse, "Token classification: labelled spans", BERTIE),
+    "choose": (heads.choose, heads.ChooseRequest, heads.ChooseResponse, "Multiple choice", BERTIE),
+    "detect_replaced": (
+        heads.detect_replaced,
+        heads.DetectReplacedRequest,
+        heads.DetectReplacedResponse,
+        "Replaced-token detection: words that look wrong",
+        BERTIE,
+    ),
     "answer": (native.answer, native.AnswerRequest, native.AnswerResponse, "Question answering", BERTIE),
 }
 _OTHER_ROUTES = (

@@ -41,6 +41,8 @@ HEADS = {  # by the kind of the head that a task needs
     "span": "a span head, as GLiNER models have",
     "answer": "a question-answering head",
     "mlm": "a masked-language-modelling head",
+    "choice": "a multiple-choice head",
+    "rtd": "a head for replaced-token detection",
 }
 
 

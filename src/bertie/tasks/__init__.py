@@ -4,23 +4,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bertie.tasks.answer import Reader
+    from bertie.tasks.choose import Chooser
     from bertie.tasks.classify import Classifier, Regressor
     from bertie.tasks.embed import Embedder
     from bertie.tasks.fill_mask import MaskedLM
     from bertie.tasks.loading import load
     from bertie.tasks.multi_task import MultiTask
+    from bertie.tasks.replaced_tokens import ReplacedTokenDetector
     from bertie.tasks.rerank import Reranker
     from bertie.tasks.tag import Tagger
     from bertie.tasks.zero_shot import ZeroShot
     from bertie.tasks.zero_shot_tag import ZeroShotTagger
 
 __all__ = [
+    "Chooser",
     "Classifier",
     "Embedder",
     "MaskedLM",
     "MultiTask",
     "Reader",
     "Regressor",
+    "ReplacedTokenDetector",
     "Reranker",
     "Tagger",
     "ZeroShot",
@@ -30,12 +34,14 @@ __all__ = [
 
 # Imported when first used, so that reading the registry costs no torch.
 _MODULES = {
+    "Chooser": "choose",
     "Classifier": "classify",
     "Embedder": "embed",
     "MaskedLM": "fill_mask",
     "MultiTask": "multi_task",
     "Reader": "answer",
     "Regressor": "classify",
+    "ReplacedTokenDetector": "replaced_tokens",
     "Reranker": "rerank",
     "Tagger": "tag",
     "ZeroShot": "zero_shot",

@@ -16,7 +16,7 @@ from bertie.arguments import explain_arguments, missing_attribute
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.hub import default_model
 from bertie.checkpoints.upload import push_folder
-from bertie.config import HeadInfo, HeadName
+from bertie.config import PAIR_LABELS, HeadInfo, HeadName
 from bertie.errors import InputError, NotFoundError
 from bertie.nn.model import Model
 from bertie.pipeline.chunk import Chunk, WindowedText
@@ -192,7 +192,8 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
         """The checkpoint, and the name of the head if `head` is a name and not a kind."""
         name = default_model() if name is None else name
         if head in get_args(HeadName):
-            return Checkpoint.load(name, head=head, **options), None  # type: ignore[arg-type]
+            checkpoint = Checkpoint.load(name, head=head, **options)  # type: ignore[arg-type]
+            return checkpoint, head if head in PAIR_LABELS else None  # a classifier's head may be of another kind
         return Checkpoint.load(name, **options), head
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertie.arguments import explain_arguments
-from bertie.config import HeadInfo
+from bertie.config import PAIR_LABELS, HeadInfo
 from bertie.errors import InputError
 from bertie.nn.model import Model
 from bertie.pipeline.chunk import WindowedText
@@ -52,6 +52,9 @@ class Classifier(Trainable[WindowPooling | None, FloatArray, ClassificationResul
     `method` is how: "full" trains all weights, "frozen" a linear head over the encoder as it is, "few-shot" the same
     after contrastive training on the labelled texts. "auto" compares them on held-out rows where rows are few, unless
     a hyperparameter of full fine-tuning is given; `history_.method` has the scores.
+
+    The heads of pretraining for pairs of texts are classifiers too: `head="nsp"` (next-sentence prediction, with the
+    labels is_next and not_next) and `head="sop"` (sentence-order prediction: in_order, swapped).
     """
 
     kind = "classify"
@@ -59,11 +62,12 @@ class Classifier(Trainable[WindowPooling | None, FloatArray, ClassificationResul
 
     @classmethod
     def _fits(cls, info: HeadInfo) -> bool:
-        return info.kind == "classify" and info.task is None
+        return info.kind in ("classify", *PAIR_LABELS) and info.task is None
 
     @classmethod
     def _is_default(cls, info: HeadInfo) -> bool:
-        return entailment_label(info) is None  # an NLI head has to be named, or is used by ZeroShot
+        # An NLI head has to be named, or is used by ZeroShot; so have those of pretraining.
+        return entailment_label(info) is None and info.kind == "classify"
 
     @property
     def problem(self) -> Literal["regression", "single_label_classification", "multi_label_classification"]:
@@ -123,7 +127,7 @@ class Classifier(Trainable[WindowPooling | None, FloatArray, ClassificationResul
             check_positive(window_size=window_size)
         if window_pooling not in WINDOW_POOLING:
             raise InputError(f"window_pooling={window_pooling!r} must be one of {', '.join(WINDOW_POOLING)}")
-        inputs = text_or_pair_inputs(texts, "classify")
+        inputs = text_or_pair_inputs(texts, "classify", head=self.head if self.info.kind in PAIR_LABELS else None)
         if window_size is not None or window_pooling != "mean":
             inputs = (i._replace(options=window_pooling, window_size=window_size) for i in inputs)
         return self.run(inputs, texts)
@@ -274,11 +278,18 @@ class Regressor(Trainable[None, FloatArray, RegressionResult]):
         return RegressionResult(float(values[0]), **text.counts())
 
 
-def text_or_pair_inputs(texts: Iterable[Text], caller: str) -> Iterator[TaskInput[Any]]:
-    """Inputs of texts and pairs."""
+def text_or_pair_inputs(texts: Iterable[Text], caller: str, *, head: str | None = None) -> Iterator[TaskInput[Any]]:
+    """Inputs of texts and pairs; `head`: the name of one that takes pairs only."""
     named = ((text, f"text {i}") for i, text in enumerate(check_list(texts, caller)))
+    what = "a pair of texts" if head is None else f"a pair of texts, which the head {head!r} takes"
     return (
-        TaskInput(name, check_pair(text, name) if isinstance(text, tuple | list) else (checked_text(text, name),), None)
+        TaskInput(
+            name,
+            check_pair(text, name, what)
+            if head is not None or isinstance(text, tuple | list)
+            else (checked_text(text, name),),
+            None,
+        )
         for text, name in named
     )
 

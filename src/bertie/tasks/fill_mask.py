@@ -20,11 +20,13 @@ from bertie.arguments import explain_arguments
 from bertie.errors import InputError
 from bertie.nn.model import Model
 from bertie.pipeline.chunk import Chunk, WindowedText
-from bertie.pipeline.inputs import check_list, check_positive, text_inputs
+from bertie.pipeline.inputs import TaskInput, check_list, check_positive, text_inputs
 from bertie.pipeline.outputs import FloatArray
 from bertie.pipeline.reporting import report
+from bertie.pipeline.unknown_tokens import no_warning
 from bertie.tasks.base import Task
 from bertie.tasks.decoding import trim_span
+from bertie.tasks.mask_candidates import MASKED_COPIES, log_likelihoods, place
 from bertie.tasks.results import (
     FillMaskResult,
     MaskPrediction,
@@ -35,9 +37,9 @@ from bertie.tasks.results import (
 )
 from bertie.text.batch import Batch
 from bertie.text.encoding import Encodings, IntArray
+from bertie.text.tokenizer import checked_text
 
 MASK_ROWS = 64  # masks that are predicted at a time
-MASKED_COPIES = 1 << 18  # tokens of a window's copies, each with one token masked, that are made at a time
 CANDIDATES_PER_TOKEN = 64  # candidates that take as long to return as a token takes to read, roughly
 
 
@@ -96,6 +98,10 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
     ) -> Any:
         """Predict the `top_k` most probable tokens for each mask; only among `candidates`, if given.
 
+        Candidates may be words or phrases of several tokens, as ["New York", "Paris"]. Then all of them are read in
+        the place of the mask and ranked by their pseudo-log-likelihood (`bertie.tasks.mask_candidates`); a score is
+        its exponential, which for a single token is the token's probability.
+
         A single text has a single result. `progress`: whether to show a progress bar; None: on a terminal or in a
         notebook.
         """
@@ -108,25 +114,78 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
         """As `fill`, one by one."""
         check_positive(top_k=top_k)
         self._mask_id()
-        return self.run(text_inputs(texts, "fill", _Options(top_k, self._candidate_ids(candidates))), texts)
-
-    def _candidate_ids(self, candidates: Sequence[str] | None) -> IntArray | None:
         if candidates is None:
-            return None
-        ids = []
-        for word in check_list(candidates, "candidates=", "words"):
-            token_id = self.tokenizer.id(word)
-            if token_id is None:
-                tokens = self.tokenizer.encode(word, special=False).ids
-                if len(tokens) != 1:
-                    raise InputError(f"candidate {word!r} is {len(tokens)} tokens; a mask is filled by exactly one")
-                token_id = int(tokens[0])
-                if token_id == self.tokenizer.unk_id:
-                    raise InputError(f"candidate {word!r} is not in the vocabulary")
-            ids.append(token_id)
+            return self.run(text_inputs(texts, "fill", _Options(top_k)), texts)
+        words = list(dict.fromkeys(check_list(candidates, "candidates=", "words")))
+        ids = [self.candidate_tokens(word) for word in words]
         if not ids:
             raise InputError("candidates=[] leaves nothing to choose from")
-        return np.array(sorted(set(ids)), dtype=np.int64)
+        if any(len(tokens) > 1 for tokens in ids):
+            return self._rank_phrases(text_inputs(texts, "fill", _Options(top_k)), words)
+        return self.run(text_inputs(texts, "fill", _Options(top_k, np.unique(np.concatenate(ids)))), texts)
+
+    def candidate_tokens(self, word: str) -> IntArray:
+        """The ids of a candidate's tokens: of a token of the vocabulary, its own."""
+        token_id = self.tokenizer.id(checked_text(word, "a candidate"))
+        if token_id is not None:
+            return np.array([token_id], dtype=np.int64)
+        tokens: IntArray = self.tokenizer.encode(word, special=False).ids
+        if not len(tokens):
+            raise InputError(f"candidate {word!r} has no tokens")
+        if (tokens == self.tokenizer.unk_id).any():
+            raise InputError(f"candidate {word!r} is not in the vocabulary")
+        return tokens
+
+    # --- candidates of several tokens ---
+
+    def _rank_phrases(self, inputs: Iterator[TaskInput[_Options]], words: Sequence[str]) -> Iterator[FillMaskResult]:
+        """Rank all candidates for each mask by their pseudo-log-likelihood."""
+        for text in self.pipeline.read(inputs):
+            masks = []
+            for token in self._mask_tokens(text):
+                start, end = text.encoding.offsets[token].tolist()
+                masks.append(MaskPrediction(start, end, self._rank_in(text, start, words)))
+            yield FillMaskResult(tuple(masks), **text.counts())
+            report(1)
+
+    def _rank_in(self, text: WindowedText[_Options], start: int, words: Sequence[str]) -> tuple[TokenCandidate, ...]:
+        content, mask = text.input.texts[0], str(self.tokenizer.mask_token)
+        start = content.index(mask, start)  # some tokenizers count the space before a mask as part of it
+        with no_warning():  # about each variant of the text
+            placed = place(content, start, start + len(mask), words, text.input.name, self._read_variants)
+        sums = log_likelihoods(placed, self._mask_id(), self._score_masked)
+        order = sorted(range(len(words)), key=lambda i: (-sums[i], i))[: text.input.options.top_k]
+        return tuple(
+            TokenCandidate(
+                " ".join(self.tokenizer.token(token) for token in placed[i].ids.tolist()),
+                int(placed[i].ids[0]) if len(placed[i].ids) == 1 else None,
+                float(np.exp(sums[i])),
+                words[i],
+            )
+            for i in order
+        )
+
+    def _read_variants(self, inputs: Sequence[TaskInput[Any]]) -> list[WindowedText[Any]]:
+        return list(self.pipeline.read(inputs))
+
+    def _score_masked(self, windows: Encodings, positions: IntArray, targets: IntArray) -> list[float]:
+        """The log-probability of each window's target."""
+        pairs = zip(positions[:, None], targets[:, None], strict=True)
+        outputs = self.pipeline.compute(windows, [_MaskQuery(at, 1, None, target) for at, target in pairs])
+        return [float(output.targets[0, 0]) for output in outputs.collect()]
+
+    def _mask_tokens(self, text: WindowedText[_Options]) -> list[int]:
+        """The indices of all masks that are read, in the whole text."""
+        tokens = [
+            window.indices[(window.encoding.ids == self._mask_id()) & window.owned].tolist() for window in text.windows
+        ]
+        if not any(tokens):
+            where = "text" if self.overflow != "truncate" else "beginning of the text, which is all that was read"
+            content = text.input.texts[0]
+            raise InputError(f"{text.input.name}: no {self.tokenizer.mask_token} in the {where}: {content[:60]!r}")
+        return sorted(token for part in tokens for token in part)
+
+    # --- tokens for masks ---
 
     def parameters(self, chunk: Chunk[_Options]) -> Sequence[_MaskQuery]:
         """The positions of the masks that each window owns."""
@@ -210,9 +269,7 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
                 self.pipeline.check()
                 masks.append((token, MaskPrediction(start, end, self._candidates(ids.tolist(), scores.tolist()))))
         if not masks:
-            where = "text" if self.overflow != "truncate" else "beginning of the text, which is all that was read"
-            content = text.input.texts[0]
-            raise InputError(f"{text.input.name}: no {self.tokenizer.mask_token} in the {where}: {content[:60]!r}")
+            self._mask_tokens(text)  # an error
         masks.sort(key=lambda pair: pair[0])
         return FillMaskResult(tuple(mask for _, mask in masks), **text.counts())
 

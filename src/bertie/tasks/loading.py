@@ -6,19 +6,33 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.config import PAIR_LABELS
 from bertie.errors import NotFoundError
 from bertie.pipeline.pipeline import Overflow
 from bertie.tasks import registry
 from bertie.tasks.answer import Reader
 from bertie.tasks.base import Task
+from bertie.tasks.choose import Chooser
 from bertie.tasks.classify import Classifier, Regressor
 from bertie.tasks.embed import Embedder
 from bertie.tasks.fill_mask import MaskedLM
+from bertie.tasks.replaced_tokens import ReplacedTokenDetector
 from bertie.tasks.rerank import Reranker
 from bertie.tasks.tag import Tagger
 from bertie.tasks.zero_shot_tag import ZeroShotTagger
 
-LoadedTask = Classifier | Regressor | Tagger | ZeroShotTagger | Reader | Reranker | Embedder | MaskedLM
+LoadedTask = (
+    Classifier
+    | Regressor
+    | Tagger
+    | ZeroShotTagger
+    | Reader
+    | Reranker
+    | Embedder
+    | MaskedLM
+    | Chooser
+    | ReplacedTokenDetector
+)
 
 
 @overload
@@ -33,6 +47,18 @@ def load(
 def load(
     name: str | Path | None = None, *, overflow: Overflow = "window", head: Literal["mlm"], **options: Any
 ) -> MaskedLM: ...
+@overload
+def load(
+    name: str | Path | None = None, *, overflow: Overflow = "window", head: Literal["nsp", "sop"], **options: Any
+) -> Classifier: ...
+@overload
+def load(
+    name: str | Path | None = None, *, overflow: Overflow = "window", head: Literal["choice"], **options: Any
+) -> Chooser: ...
+@overload
+def load(
+    name: str | Path | None = None, *, overflow: Overflow = "window", head: Literal["rtd"], **options: Any
+) -> ReplacedTokenDetector: ...
 @overload
 def load(
     name: str | Path | None = None, *, overflow: Overflow = "window", head: Literal["classify"], **options: Any
@@ -60,10 +86,14 @@ def load(
     if checkpoint.sentence is not None and head is None:
         return Embedder(checkpoint, overflow=overflow)
     own = [row for row in registry.TASKS.values() if row.head_kind in checkpoint.spec.heads]
+    own.sort(key=lambda row: row.head_kind != head)
     if own:
         info = checkpoint.heads[str(own[0].head_kind)]
         regression = info.problem == "regression" and len(info.labels) == 1
         return (Regressor if regression else own[0].task_class)(checkpoint, overflow=overflow)
+    for pairs in PAIR_LABELS:
+        if pairs in checkpoint.spec.heads:
+            return _task_of_head(checkpoint, pairs, overflow)
     named_heads = [name for name in checkpoint.heads if name not in checkpoint.spec.heads]
     if len(named_heads) == 1:
         return _task_of_head(checkpoint, named_heads[0], overflow)
@@ -87,6 +117,9 @@ def _task_of_head(checkpoint: Checkpoint, head: str, overflow: Overflow) -> Task
     row = registry.row_for_head(info)
     if row is not None:
         return row.trainable_class(checkpoint, overflow=overflow, head=head)
-    if info.kind == "mlm":
-        return MaskedLM(checkpoint, overflow=overflow, head=head)
+    if info.kind in PAIR_LABELS:
+        return Classifier(checkpoint, overflow=overflow, head=head)
+    for row in registry.TASKS.values():
+        if row.head_kind == info.kind and row.training is None:
+            return row.task_class(checkpoint, overflow=overflow, head=head)
     raise NotFoundError(f"no task is made for the head {head!r} of kind {info.kind!r}")

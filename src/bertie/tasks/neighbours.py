@@ -35,8 +35,78 @@ def to_unit(vectors: FloatArray) -> FloatArray:
     return unit
 
 
+class UnitRows:
+    """The rows of a memory-mapped array, brought to unit length as they are read."""
+
+    def __init__(self, vectors: FloatArray) -> None:
+        self._vectors = vectors
+        self.shape = vectors.shape
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    def __getitem__(self, rows: Any) -> FloatArray:
+        return to_unit(self._vectors[rows])
+
+
+def unit_rows(vectors: FloatArray) -> Any:
+    """The vectors at unit length; those of a file are read by blocks, and never all in memory."""
+    return UnitRows(vectors) if isinstance(vectors, np.memmap) else to_unit(vectors)
+
+
+def nearest(
+    unit: Any,
+    k: int,
+    method: SearchMethod = "auto",
+    queries: Any = None,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> Iterator[tuple[NDArray[np.int64], FloatArray]]:
+    """The k nearest rows of `unit` for each query, (b, k) indices and (b, k) cosine similarities, by blocks of queries.
+
+    Without `queries`, those of each row, which is not its own neighbour. Where an approximate search finds fewer, the
+    similarity is −inf. `unit` and `queries` are arrays, or `UnitRows`.
+    """
+    approximate = method == "approximate" or (method == "auto" and len(unit) > MAX_EXACT)
+    index = _inverted_index(unit) if approximate else None
+    rows = unit if queries is None else queries
+    for start in range(0, len(rows), ROWS):
+        block = rows[start : start + ROWS]
+        own = np.arange(start, start + len(block)) if queries is None else np.full(len(block), -1)
+        if index is None:
+            yield _nearest_exact(unit, block, own, k)
+        else:
+            _, found = index.search(block, min(2 * k + 1, len(unit)))
+            others = found.astype(np.int64)
+            scores = np.einsum("nd,nkd->nk", block, unit[np.maximum(others, 0).ravel()].reshape(*others.shape, -1))
+            scores[(others < 0) | (others == own[:, None])] = -np.inf
+            yield _sorted(others, scores, k)
+        progress(len(block))
+
+
+def _nearest_exact(
+    unit: Any, block: FloatArray, own: NDArray[np.int64], k: int
+) -> tuple[NDArray[np.int64], FloatArray]:
+    best, scores = np.zeros((len(block), 0), np.int64), np.zeros((len(block), 0), np.float32)
+    for left in range(0, len(unit), TILE):
+        tile = block @ unit[left : left + TILE].T
+        inside = np.flatnonzero((own >= left) & (own < left + tile.shape[1]))
+        tile[inside, own[inside] - left] = -np.inf  # a text is no neighbour of itself
+        size = min(k, tile.shape[1])
+        top = np.argpartition(-tile, size - 1, axis=1)[:, :size]
+        best = np.concatenate([best, top + left], axis=1)
+        scores = np.concatenate([scores, np.take_along_axis(tile, top, 1)], axis=1)
+        best, scores = _sorted(best, scores, k)
+    return best, scores
+
+
+def _sorted(others: NDArray[np.int64], scores: FloatArray, k: int) -> tuple[NDArray[np.int64], FloatArray]:
+    """The k best columns of each row, best first, equal ones by index."""
+    order = np.lexsort((others, -scores), axis=1)[:, :k]
+    return np.take_along_axis(others, order, 1), np.take_along_axis(scores, order, 1)
+
+
 def neighbours(
-    unit: FloatArray,
+    unit: Any,
     k: int,
     threshold: float,
     method: SearchMethod = "auto",
@@ -51,7 +121,7 @@ def neighbours(
         progress(len(block))
 
 
-def exact_neighbours(unit: FloatArray, start: int, k: int, threshold: float) -> Neighbours:
+def exact_neighbours(unit: Any, start: int, k: int, threshold: float) -> Neighbours:
     """Those of one block of rows."""
     block = unit[start : start + ROWS]
     parts = []
@@ -70,7 +140,7 @@ def exact_neighbours(unit: FloatArray, start: int, k: int, threshold: float) -> 
     return _top(Neighbours(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True))), k)
 
 
-def _search(index: Any, unit: FloatArray, start: int, k: int, threshold: float) -> Neighbours:
+def _search(index: Any, unit: Any, start: int, k: int, threshold: float) -> Neighbours:
     """Candidates of the index, compared exactly."""
     block = unit[start : start + ROWS]
     _, found = index.search(block, min(2 * k + 1, len(unit)))
@@ -91,7 +161,7 @@ def _top(pairs: Neighbours, k: int) -> Neighbours:
     return Neighbours(rows[rank < k], others[rank < k], scores[rank < k])
 
 
-def _inverted_index(unit: FloatArray) -> Any:
+def _inverted_index(unit: Any) -> Any:
     """An index of FAISS with 8-bit vectors, one byte per dimension; about sqrt(n) lists."""
     try:
         faiss = import_module("faiss")

@@ -11,7 +11,7 @@ from bertie.errors import InputError
 from bertie.pipeline.inputs import check_list
 from bertie.pipeline.outputs import FloatArray
 from bertie.tasks.embed import Embedder
-from bertie.tasks.neighbours import METHODS, SearchMethod, neighbours, to_unit
+from bertie.tasks.neighbours import METHODS, SearchMethod, neighbours, unit_rows
 
 THRESHOLD, TOP_K = 0.8, 10
 
@@ -70,7 +70,7 @@ def mine_pairs(
     progress: Callable[[int], None] = lambda rows: None,
 ) -> list[ParaphrasePair]:
     """As `paraphrase_pairs`, for embeddings."""
-    unit = to_unit(vectors)
+    unit = unit_rows(vectors)
     parts = []
     for block in neighbours(unit, top_k, threshold, method, progress):
         first, second = np.minimum(block.rows, block.others), np.maximum(block.rows, block.others)

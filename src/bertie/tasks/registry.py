@@ -138,6 +138,23 @@ for _row in (
         endpoint="/fill",
         verb="fill",
     ),
+    TaskRow(
+        name="choose",
+        path="bertie.tasks.choose:Chooser",
+        head_kind="choice",
+        data_kind="choose",
+        metric="accuracy",
+        endpoint="/choose",
+        verb="choose",
+        training="bertie.training.finetune.multiple_choice:MultipleChoiceTraining",
+    ),
+    TaskRow(
+        name="detect_replaced",
+        path="bertie.tasks.replaced_tokens:ReplacedTokenDetector",
+        head_kind="rtd",
+        endpoint="/detect_replaced",
+        verb="detect-replaced",
+    ),
 ):
     register(_row)
 

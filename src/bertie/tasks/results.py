@@ -147,11 +147,11 @@ class RankedDocument(Displayed):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TokenCandidate(Displayed):
-    """A candidate token for a mask."""
+    """A candidate token for a mask; or a candidate of several tokens."""
 
-    token: str  # as in the vocabulary
-    id: int
-    score: float  # its probability among all tokens
+    token: str  # as in the vocabulary; several are separated by spaces
+    id: int | None  # None: it is several tokens
+    score: float  # its probability among all tokens; of several tokens, the product of their conditional ones
     text: str  # decoded: some vocabularies write a space as another character
 
 
@@ -206,6 +206,47 @@ class TokenPredictionResult(Displayed):
     tokens: tuple[TokenPrediction, ...]
     log_likelihood: float  # the pseudo-log-likelihood of the text: the sum over its tokens
     tokens_total: int
+    tokens_read: int
+    windows: int
+    tokens_unknown: int = 0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ReplacedToken(Displayed):
+    """A token or a word, `text[start:end]`, and the probability that it replaced another one."""
+
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ReplacedTokenResult(Displayed):
+    """The words and the tokens of a text, in order, each with the probability that it was replaced."""
+
+    words: tuple[ReplacedToken, ...]  # the score of a word is the highest one of its tokens
+    tokens: tuple[ReplacedToken, ...]
+    tokens_total: int
+    tokens_read: int
+    windows: int
+    tokens_unknown: int = 0
+
+    @property
+    def replaced(self) -> tuple[ReplacedToken, ...]:
+        """The words with a probability of at least 0.5."""
+        return tuple(word for word in self.words if word.score >= 0.5)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ChoiceResult(Displayed):
+    """The most probable of several choices, and the probabilities of all, which sum to 1."""
+
+    index: int  # of the choice in the input
+    choice: str
+    score: float  # its probability
+    scores: tuple[float, ...]  # of all choices, in the order of the input
+    tokens_total: int  # over all choices, each with its context
     tokens_read: int
     windows: int
     tokens_unknown: int = 0

@@ -299,6 +299,58 @@ class AnswerSpanObjective(HeadObjective):
         return (logs - outputs.gather(0, at.clamp(max=len(outputs) - 1))).mean(-1)
 
 
+class MultipleChoiceObjective(Objective):
+    """Multiple choice: cross-entropy over the choices of a context, each with one logit.
+
+    The windows of an example are those of its choices, in order; `extras["choice"]` (W,) says which. The logit of a
+    choice in several windows is their mean, weighted by their shares of it.
+    """
+
+    level = "text"
+
+    def __init__(self, smoothing: float = 0.0) -> None:
+        self.smoothing = smoothing
+
+    def collate(self, examples: Sequence[TrainingExample]) -> MicroBatch:
+        """Concatenate examples; "choice" (W,) and "question" (C,) number the choices and contexts of the batch."""
+        counts = np.array([int(example.extras["choice"][-1]) + 1 for example in examples])
+        first = np.cumsum(counts) - counts  # (N,) the first choice of each context
+        choice = np.concatenate(
+            [example.extras["choice"] + start for example, start in zip(examples, first, strict=True)]
+        )
+        extras = {"choice": choice, "question": np.repeat(np.arange(len(examples)), counts), "first": first}
+        tensors = {name: torch.from_numpy(array.astype(np.int64)) for name, array in extras.items()}
+        return replace(super().collate(examples), extras=tensors)
+
+    def forward(self, model: Model, micro_batch: MicroBatch, head: str) -> Tensor:
+        """As `Objective.forward`."""
+        batch = micro_batch.batch
+        hidden = model.hidden(batch, head)
+        outputs = model.head(head)(hidden, batch, model.encoder.embeddings.words.weight)
+        with torch.autocast(batch.ids.device.type, enabled=False):
+            return self.loss(outputs.float()[:, 0], micro_batch)
+
+    def loss(self, outputs: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """Sum weight · loss over all contexts; `outputs` (W,) are the logits of the windows."""
+        targets, extras = micro_batch.targets, micro_batch.extras
+        choice, question, first = (extras[name] for name in ("choice", "question", "first"))
+        assert isinstance(choice, Tensor)
+        assert isinstance(question, Tensor)
+        assert isinstance(first, Tensor)
+        outputs = torch.where(targets.weights[targets.owner] > 0, outputs, 0.0)
+        logits = outputs.new_zeros(len(question)).index_add(0, choice, outputs * targets.share)  # (C,)
+        lowest = outputs.new_full((len(first),), torch.finfo(outputs.dtype).min)
+        top = lowest.scatter_reduce(0, question, logits.detach(), "amax")  # (N,)
+        sums = outputs.new_zeros(len(first)).index_add(0, question, (logits - top[question]).exp())
+        logs = logits - (sums.log() + top)[question]  # (C,) log-probabilities
+        losses = -logs[first + targets.values]
+        if self.smoothing:
+            counts = outputs.new_zeros(len(first)).index_add(0, question, torch.ones_like(logs))
+            mean = outputs.new_zeros(len(first)).index_add(0, question, logs) / counts
+            losses = (1 - self.smoothing) * losses - self.smoothing * mean
+        return (losses * targets.weights).sum()
+
+
 # --- losses over the whole model ---
 
 

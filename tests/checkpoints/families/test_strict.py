@@ -524,8 +524,21 @@ def test_counters_are_dropped_by_name(name: str) -> None:
     assert "unexpected" in refused(config, {**tensors, "position_ids": torch.arange(48)})
 
 
-def test_deberta_discriminator_is_dropped_by_name() -> None:
+def test_deberta_discriminator_is_a_head_of_v3() -> None:
     config, tensors = saved("deberta-v3", "ForMaskedLM")
+    width = config["hidden_size"]
+    shapes = {"dense": (width, width), "LayerNorm": (width,), "classifier": (1, width)}
+    extra = {f"mask_predictions.{part}.weight": torch.zeros(shape) for part, shape in shapes.items()}
+    extra |= {f"mask_predictions.{part}.bias": torch.zeros(shape[:1]) for part, shape in shapes.items()}
+    plan, _ = attempt(config, {**tensors, **extra})
+    assert list(plan.heads) == ["mlm", "rtd"]
+    assert "missing: mask_predictions.dense.bias" in refused(
+        config, without({**tensors, **extra}, "mask_predictions.dense.bias")
+    )
+
+
+def test_deberta_discriminator_is_dropped_by_name_in_v1() -> None:
+    config, tensors = saved("deberta", "ForMaskedLM")
     extra = {f"mask_predictions.{part}.weight": torch.zeros(2, 2) for part in ("dense", "classifier")}
     plan, _ = attempt(config, {**tensors, **extra})
     assert plan.weight_map.dropped == sorted(extra)

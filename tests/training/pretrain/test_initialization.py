@@ -134,21 +134,30 @@ def test_other_heads(model_type: str, head: Any, name: str, output: str, tmp_pat
 
 
 def test_a_borrowed_head_is_not_saved(tmp_path: Path) -> None:
-    """DeBERTa has no class with a head that finds replaced tokens: others load the encoder."""
-    checkpoint = new_model(config("deberta-v2"), tokenizer_of("deberta-v2"), head="rtd")
-    assert checkpoint.config["architectures"] == ["DebertaV2Model"]
+    """DistilBERT has no head that finds replaced tokens: others load the encoder."""
+    checkpoint = new_model(config("distilbert"), tokenizer_of("distilbert"), head="rtd")
+    assert checkpoint.config["architectures"] == ["DistilBertModel"]
     head = checkpoint.model.head("rtd")
     assert head.dense is not None
     assert head.out is not None
     assert head.out.out_features == 1
     assert 0.015 < float(head.dense.weight.detach().std()) < 0.025
     checkpoint.save(tmp_path / "model")
-    batch, out = both(checkpoint, tmp_path / "model", "DebertaV2Model", *PAIR)
+    batch, out = both(checkpoint, tmp_path / "model", "DistilBertModel", *PAIR)
     with torch.no_grad():
         assert_close(checkpoint.model.hidden(batch), out.last_hidden_state[0], atol=1e-5, rtol=0)
         assert checkpoint.model(batch, "rtd").shape == (len(batch.ids), 1)
     left = {name: x for name, x in weights(checkpoint).items() if not name.startswith("heads.rtd.")}
     assert_same(weights(Checkpoint.load(tmp_path / "model")), left)
+
+
+def test_the_discriminator_of_deberta_is_saved_as_published(tmp_path: Path) -> None:
+    checkpoint = new_model(config("deberta-v2"), tokenizer_of("deberta-v2"), head="rtd")
+    assert checkpoint.config["architectures"] == ["DebertaV2Model"]
+    checkpoint.save(tmp_path / "model")
+    again = Checkpoint.load(tmp_path / "model")
+    assert list(again.heads) == ["rtd"]
+    assert_same(weights(again), weights(checkpoint))
 
 
 def test_the_seed_alone_decides() -> None:

@@ -55,7 +55,8 @@ def asked(train: Mapping[str, Any] | None = None, *objectives: Mapping[str, Any]
 
 
 KINDS = (
-    "mlm, rtd, mlm_distillation, relation_distillation, sentence_distillation, classify, regress, tag, answer, rerank"
+    "mlm, rtd, mlm_distillation, relation_distillation, sentence_distillation, classify, regress, tag, answer, rerank, "
+    "choose"
 )
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({}, "the recipe has no model: name a checkpoint to continue from, or give config.json's keys"),
@@ -422,7 +423,14 @@ def test_every_recipe_runs(file: Path, text: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out.training").exists()
     loaded = Checkpoint.load(tmp_path / "out")
     replaced = given["objective"][0]["kind"] == "rtd"
-    assert (run["evaluation"] is None) == replaced
+    expected = {"rtd_precision", "rtd_recall", "rtd_auroc", "generator_accuracy"} if replaced else {"loss", "accuracy"}
+    expected |= {f"{one['pairs']}_accuracy" for one in given["objective"] if "pairs" in one}
+    assert expected <= set(run["evaluation"])
+    assert expected <= set(run["held_out"])
+    for name in expected:
+        score = run["held_out"][name]
+        assert score["value"] == pytest.approx(run["evaluation"][name], abs=1e-6)
+        assert score["low"] is None or score["low"] <= score["value"] <= score["high"]
     assert ("samples.jsonl" in report) != replaced
     assert all(bool(p.isfinite().all()) for p in loaded.model.parameters())
 

@@ -16,6 +16,7 @@ from bertie.checkpoints.families.common import (
     bert_embeddings,
     bert_fields,
     head,
+    hidden_act,
     hidden_dropout,
     mlm,
 )
@@ -136,9 +137,25 @@ def _new_mlm() -> HeadTable:
     return HeadTable(config, weights, config_entries={"legacy": False})
 
 
+def discriminator() -> HeadTable:
+    """The head of v3's discriminator (replaced-token detection), as Microsoft published it."""
+
+    def config(k: ConfigKeys, cfg: EncoderConfig) -> HeadConfig:
+        return HeadConfig(
+            kind="token", outputs=1, dense=cfg.width, activation=hidden_act(k), norm=cfg.norm, add_first=True
+        )
+
+    def weights(_: HeadConfig) -> Iterator[TensorRule]:
+        yield from linear("heads.rtd.norm", "mask_predictions.LayerNorm")
+        yield from linear("heads.rtd.dense", "mask_predictions.dense")
+        yield from linear("heads.rtd.out", "mask_predictions.classifier")
+
+    return HeadTable(config, weights)
+
+
 ALTERNATIVES: Mapping[HeadName, HeadTable] = {"mlm": _new_mlm()}
-# mask_predictions: the discriminator of v3's pretraining, which is not used downstream. Position
-# embeddings are stored even if the config does not use them.
+# mask_predictions: the discriminator of v3's pretraining, beside another head. Position embeddings are stored even if
+# the config does not use them.
 DROPPED = (*INDEX_BUFFERS, r"^mask_predictions\.", r"^(deberta\.)?embeddings\.position_embeddings\.weight$")
 
 

@@ -9,6 +9,7 @@ says which one is followed.
     tagging                        tags.py
     answering, answerability       answers.py
     ranking, retrieval_from_ranks  rankings.py
+    choices                        choices.py
     paired                         two models on the same units, for any of these
 """
 
@@ -22,6 +23,7 @@ import numpy as np
 from bertie.errors import InputError
 from bertie.evaluation.intervals import RESAMPLES, Difference, Score, Statistic, mcnemar, paired_bootstrap
 from bertie.evaluation.metrics.answers import answer_statistic, answerability, answering, normalize_answer
+from bertie.evaluation.metrics.choices import choice_statistic, choices
 from bertie.evaluation.metrics.labels import (
     classification,
     classification_statistic,
@@ -43,6 +45,7 @@ __all__ = [
     "Score",
     "answerability",
     "answering",
+    "choices",
     "classification",
     "entities",
     "is_span_scheme",
@@ -65,6 +68,7 @@ MAIN = {
     "tag": "f1",
     "answer": "f1",
     "rerank": "map",
+    "choose": "accuracy",
     "similarity": "spearman",
     "retrieval": "recall_1",
 }
@@ -75,6 +79,7 @@ _STATISTICS: dict[str, Callable[..., tuple[Statistic, int]]] = {
     "tag": tag_statistic,
     "answer": answer_statistic,
     "rerank": ranking_statistic,
+    "choose": choice_statistic,
     "similarity": sts_statistic,
     "retrieval": ranks_statistic,
 }

@@ -125,7 +125,7 @@ class FilledMask(Response):
     """A token for a mask, and the text with it."""
 
     score: float
-    token: int
+    token: int | None = Field(description="null: a target of several tokens")
     token_str: str
     sequence: str
 

@@ -19,6 +19,7 @@ from bertie.serve.api.base import (
     TaskRequest,
     Texts,
 )
+from bertie.serve.api.heads import check_candidates
 from bertie.serve.api_errors import ApiError
 from bertie.serve.context import READ_COUNTS, RequestContext
 from bertie.serve.fields import ALIASES
@@ -71,14 +72,14 @@ class FillRequest(TaskRequest):
 
     texts: Texts = Field(examples=["Paris is the [MASK] of France."])
     top_k: int = Field(5, ge=1, le=1000)
-    candidates: Array[Label] | None = Field(None, description="Score only these words.")
+    candidates: Array[Label] | None = Field(None, description="Rank only these words or phrases.")
 
 
 class FillCandidate(Response):
-    """A token for a mask, and its probability."""
+    """A token for a mask, and its probability; `id` is null for a candidate of several tokens."""
 
     token: str
-    id: int
+    id: int | None
     score: float
     text: str
 
@@ -113,6 +114,7 @@ def fill(service: Service, request: FillRequest, context: RequestContext) -> Any
     masks = sum(text.count(task.tokenizer.mask_token or "\0") for text in texts)
     count = request.top_k if request.candidates is None else min(request.top_k, len(request.candidates))
     service.check_reply(masks * count * CANDIDATE_BYTES)
+    check_candidates(service, task, texts, request.candidates, context)
     results = task.fill(texts, top_k=request.top_k, candidates=request.candidates)
     context.add_read(results)
     return {"model": context.model, "mask_token": task.tokenizer.mask_token, "results": results}

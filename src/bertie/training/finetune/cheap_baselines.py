@@ -65,7 +65,7 @@ def evaluate_baselines(
     else:
         parts = _fold_rows(predictions, folds) or [(train, list(range(len(predictions.gold))))]
         encoder = None
-        if settings.encoder is not None and train.kind != "answer":
+        if settings.encoder is not None and train.kind not in ("answer", "choose"):
             encoder = FrozenEncoder(settings.encoder, max_length=MAX_LENGTH, device=settings.device)
         scores = _pool(
             [(_scores(task, rest, select_rows(predictions, rows), encoder, 0), rows) for rest, rows in parts],

@@ -41,8 +41,8 @@ def new_model(config: Mapping[str, Any], tokenizer: Tokenizer, *, head: HeadName
     such as a rounded number. `head` is "mlm"; "nsp" or "sop", which add "mlm"; or "rtd". The same
     seed gives the same weights; the global random generator is not changed.
 
-    Only ELECTRA checkpoints have an "rtd" head. Other families use its layout during training, and
-    are saved as an encoder without head, as DeBERTa-v3 was published.
+    Only ELECTRA and DeBERTa-v2 (as DeBERTa-v3 was published) checkpoints have an "rtd" head. Other families use
+    ELECTRA's layout during training, and are saved as an encoder without head.
     """
     if head not in PRETRAINING_HEADS:
         raise ConfigError(f"head={head!r} must be one of {', '.join(PRETRAINING_HEADS)}")
@@ -55,10 +55,10 @@ def new_model(config: Mapping[str, Any], tokenizer: Tokenizer, *, head: HeadName
         supported = [name for name, other in FAMILIES.items() if heads_key in other.architectures.values()]
         raise ConfigError(f"head={head!r} is not available for {family.model_type}, only for {', '.join(supported)}")
     values["architectures"] = [classes[heads_key]]
-    spec = model_spec(values, None)
+    spec = model_spec(values, None, head="rtd" if borrowed and "rtd" in family.heads else None)
     _check_segments(spec, tokenizer)
     heads = dict(spec.heads)
-    if borrowed:
+    if borrowed and "rtd" not in heads:
         cfg = spec.encoder
         heads["rtd"] = HeadConfig(kind="token", outputs=1, dense=cfg.width, activation=cfg.activation)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):

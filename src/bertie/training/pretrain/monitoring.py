@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,7 +40,7 @@ SENTENCES = (
 
 
 @dataclass(frozen=True, slots=True)
-class _MaskedPassage:
+class MaskedPassage:
     """A passage of a document with masked tokens."""
 
     document: int
@@ -110,7 +111,17 @@ class HeldOutEvaluation:
         columns = (predictions[0], predictions[1], None)
         return np.stack([np.bincount(owner, weights=column, minlength=len(documents)) for column in columns], axis=1)
 
-    def _read(self, packed: PackedCorpus, limit: int) -> Iterator[_MaskedPassage]:
+    def groups(self) -> Iterator[list[MaskedPassage]]:
+        """The passages by batches."""
+        return ([self._passages[i] for i in group] for group in self._groups)
+
+    def special(self, passage: MaskedPassage) -> NDArray[np.bool_]:
+        """(n,) which tokens of a passage are special; masked ones are not."""
+        special = np.isin(passage.ids, self._special_ids)
+        special[passage.rows] = False
+        return special
+
+    def _read(self, packed: PackedCorpus, limit: int) -> Iterator[MaskedPassage]:
         used = 0
         for step in range(packed.steps()):
             ids, cu, special, words = packed.batch(step)
@@ -125,10 +136,10 @@ class HeldOutEvaluation:
                 masked, targets = self.masking.apply(
                     ids[part], rows, rng, vocab=self._vocab, mask_id=self._mask_id, never=self._special_ids
                 )
-                yield _MaskedPassage(document, masked, rows, targets)
+                yield MaskedPassage(document, masked, rows, targets)
 
     @torch.no_grad()
-    def _predict(self, model: Model, passages: Sequence[_MaskedPassage]) -> Tensor:
+    def _predict(self, model: Model, passages: Sequence[MaskedPassage]) -> Tensor:
         """(2, M) the loss of each masked token, and whether the prediction is correct. Logits are chunked."""
         device = model.device
         batch = Batch.from_ids([passage.ids for passage in passages]).to(device)

@@ -63,6 +63,7 @@ class RunContext:
         default_factory=dict
     )  # with their dev data
     after_training: list[Callable[[], None]] = field(default_factory=list)
+    detection: ReplacedTokenDetection | None = None  # both models of an objective of kind rtd
 
     @property
     def hyperparameters(self) -> Recipe:
@@ -199,6 +200,8 @@ def build_rtd(args: CorpusObjective) -> BatchSampler:
     generator = new_model(generator_config, context.tokenizer, head="mlm", seed=args.seed + 1).model.to(context.device)
     sharing, weight = options.get("sharing", "tied"), float(options.get("weight", 50.0))
     detection = ReplacedTokenDetection(generator, context.checkpoint.model, sharing, weight)
+
+    context.detection = detection
 
     def keep_discriminator() -> None:
         context.checkpoint.model = detection.trained()

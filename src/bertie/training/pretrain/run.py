@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.config import HeadName
 from bertie.data.atomic import atomic_write
-from bertie.errors import ConfigError
+from bertie.errors import ConfigError, InputError
+from bertie.evaluation.intervals import Score
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.callbacks import TrainingHistory
 from bertie.training.distributed import Strategy, is_main_process
@@ -31,16 +32,25 @@ from bertie.training.loop import Trainer
 from bertie.training.output_folder import check_output, lock_output, publish, state_folder
 from bertie.training.pretrain.corpus import HELD_OUT, MANIFEST, Corpus
 from bertie.training.pretrain.initialization import extend_vocabulary, new_model
-from bertie.training.pretrain.monitoring import HeldOutEvaluation
-from bertie.training.pretrain.objective_builders import CORPUS_OBJECTIVES, RunContext, build_sampler, model_name
+from bertie.training.pretrain.monitoring import HeldOutEvaluation, evaluate_with_intervals
+from bertie.training.pretrain.objective_builders import (
+    CORPUS_OBJECTIVES,
+    PAIR_TASKS,
+    RunContext,
+    build_sampler,
+    model_name,
+)
+from bertie.training.pretrain.objective_evaluation import PairEvaluation, ReplacedTokenEvaluation
 from bertie.training.pretrain.packing import PackedCorpus
 from bertie.training.pretrain.pretrain_recipe import PretrainRecipe
+from bertie.training.pretrain.sentence_pairs import SentencePairSampler
 from bertie.training.pretrain.training_report import TrainingReport
 from bertie.training.stage import Stage
 from bertie.training.step import autocast_dtype
 
 PREFETCH_WORKERS = 3  # on a GPU; on a CPU they would compete with training
 HELD_OUT_TOKENS = 16_384  # per batch
+HELD_OUT_STEPS = 1 << 20  # more than an epoch
 MEASURED_STEPS = (300, 2)  # at most and at least, before a run with a budget may be shortened
 
 
@@ -88,11 +98,12 @@ def _pretrain(
     sampler = build_sampler(context)
     dtype = autocast_dtype(recipe.recipe.mixed_precision, device)
     report = TrainingReport(state / "report", checkpoint, sampler, dtype, tensorboard)
+    held_out = _held_out(context)
     trainer = Trainer(
         checkpoint.model,
         sampler,
         recipe.recipe,
-        evaluate=_evaluation(context, _held_out(context)),
+        evaluate=_evaluation(context, held_out),
         evaluate_at=_evenly_spaced(sampler.total_steps, recipe.evals),
         keep="last",
         folder=state,
@@ -110,8 +121,12 @@ def _pretrain(
     if trainer.world.is_main and overwrite and not resume:
         shutil.rmtree(report.folder, ignore_errors=True)  # of an interrupted run that is not resumed
     history = trainer.run()
+    scores = _scores(context, held_out) if recipe.evals else {}
     _finish(context)
-    summary = _summary(context, history, report) | {"rolled_back": [list(steps) for steps in trainer.state.skipped]}
+    summary = _summary(context, history, report) | {
+        "held_out": {name: score.as_dict() for name, score in scores.items()},
+        "rolled_back": [list(steps) for steps in trainer.state.skipped],
+    }
     if trainer.world.is_main:
         report.close()
         _save(context, state, report.folder, summary)
@@ -169,15 +184,46 @@ def _stage(recipe: PretrainRecipe) -> Stage:
 # --- evaluation ---
 
 
-def _held_out(context: RunContext) -> HeldOutEvaluation | None:
-    """The evaluation on the held-out part of the first corpus, if there is one and the model predicts masked tokens."""
+Evaluation = HeldOutEvaluation | PairEvaluation | ReplacedTokenEvaluation
+
+
+def _held_out(context: RunContext) -> list[Evaluation]:
+    """The evaluations of all objectives on the held-out part of the first corpus, if there is one."""
     recipe, checkpoint = context.recipe, context.checkpoint
+    corpus = _held_out_corpus(context)
+    if corpus is None:
+        return []
+    max_length = min(recipe.recipe.max_length or checkpoint.max_length, checkpoint.max_length)
+    budget = max(HELD_OUT_TOKENS, max_length)
+    dtype = autocast_dtype(recipe.recipe.mixed_precision, context.device)
+
+    def masked() -> HeldOutEvaluation:
+        packed = PackedCorpus(corpus, budget, max_length, seed=0)
+        return HeldOutEvaluation(packed, context.tokenizer, budget=budget, dtype=dtype)
+
+    evaluations: list[Evaluation] = []
+    if "mlm" in checkpoint.model.heads and _trains_mlm(recipe):
+        evaluations.append(masked())
+    if context.detection is not None:
+        evaluations.append(ReplacedTokenEvaluation(masked(), context.detection))
+    for name in {objective["pairs"]: None for objective in recipe.objectives if objective.get("pairs")}:
+        options: dict[str, Any] = {"pairs": PAIR_TASKS[name](), "budget": budget, "max_length": max_length, "seed": 0}
+        try:
+            sampler = SentencePairSampler(corpus, context.tokenizer, HELD_OUT_STEPS, **options)
+        except InputError:  # a single document has no pairs with another
+            continue
+        evaluations.append(PairEvaluation(sampler.first_epoch(), name, dtype=dtype))
+    return evaluations
+
+
+def _held_out_corpus(context: RunContext) -> Corpus | None:
+    recipe = context.recipe
     corpora = [
         objective.get("corpus", recipe.corpus)
         for objective in recipe.objectives
         if objective["kind"] in CORPUS_OBJECTIVES
     ]
-    if not corpora or not corpora[0] or "mlm" not in checkpoint.model.heads or not _trains_mlm(recipe):
+    if not corpora or not corpora[0]:
         return None
     names = [corpora[0]] if isinstance(corpora[0], str) else corpora[0]
     folders = [context.path(name) / HELD_OUT for name in names]
@@ -185,29 +231,37 @@ def _held_out(context: RunContext) -> HeldOutEvaluation | None:
     if not folders:
         return None
     corpus = Corpus.concatenate([Corpus.open(folder, context.tokenizer) for folder in folders])
-    if not corpus.tokens:
-        return None
-    max_length = min(recipe.recipe.max_length or checkpoint.max_length, checkpoint.max_length)
-    budget = max(HELD_OUT_TOKENS, max_length)
-    dtype = autocast_dtype(recipe.recipe.mixed_precision, context.device)
-    return HeldOutEvaluation(
-        PackedCorpus(corpus, budget, max_length, seed=0), context.tokenizer, budget=budget, dtype=dtype
-    )
+    return corpus if corpus.tokens else None
 
 
-def _evaluation(context: RunContext, held_out: HeldOutEvaluation | None) -> Callable[[], dict[str, float]] | None:
+def _evaluation(context: RunContext, held_out: Sequence[Evaluation]) -> Callable[[], dict[str, float]] | None:
     """Evaluate on held-out text, and each task on its dev data."""
-    if held_out is None and not any(dev for _, dev in context.tasks.values()):
+    if not held_out and not any(dev for _, dev in context.tasks.values()):
         return None
 
     def evaluate() -> dict[str, float]:
-        scores = {} if held_out is None else held_out(context.checkpoint.model)
+        scores: dict[str, float] = {}
+        for evaluation in held_out:
+            scores |= evaluation(context.checkpoint.model)
         for name, (task, dev) in context.tasks.items():
             if dev is not None:
                 scores[name] = task.metrics(dev)[task.main_metric(dev)]
         return scores
 
     return evaluate
+
+
+def _scores(context: RunContext, held_out: Sequence[Evaluation]) -> dict[str, Score]:
+    """The scores of the trained model on held-out text and on the dev data of tasks, with their 95% intervals."""
+    model = context.checkpoint.model
+    scores: dict[str, Score] = {}
+    for evaluation in held_out:
+        masked = isinstance(evaluation, HeldOutEvaluation)
+        scores |= evaluate_with_intervals(model, evaluation) if masked else evaluation.scores(model)
+    for name, (task, dev) in context.tasks.items():
+        if dev is not None:
+            scores[name] = task.scores(task.predict_labelled(dev))[task.main_metric(dev)]
+    return scores
 
 
 def _evenly_spaced(steps: int, times: int) -> frozenset[int]:

@@ -229,6 +229,11 @@ class SentencePairSampler:
             raise InputError(f"{corpus.folder} has a single text; pairs need at least 2")
         self._packing = PackingPlan(np.minimum(sizes, budget), budget, seed)
 
+    def first_epoch(self) -> SentencePairSampler:
+        """The sampler with the steps of its first epoch only: each text once."""
+        self.total_steps = min(self.total_steps, self._packing.steps(0))
+        return self
+
     def epoch_of(self, step: int) -> int:
         """0: nothing depends on the epoch."""
         return 0

@@ -12,6 +12,8 @@ Columns are found by these names, the first that exist; `columns={"text": "revie
   `text`), with or without negatives: `negative`, `negative_1`, …, or lists of `negatives`. Or a pair of
   texts with `score`, or with `label`: a class, but a score for queries and passages. Or `query`, lists
   of `passages` and lists of their `scores`. Lists of pairs or triplets need no `y`
+- choose: `context` (or `question`) and `choices`, with `label` (or `answer`, `answerKey`): the index of the right
+  choice from 0, or its text; or SWAG's `sent1`, `sent2`, `ending0` to `ending3`, with `label`
 
 Values:
 
@@ -224,7 +226,9 @@ def _strata(data: LabelledDataset, labels: Sequence[str], seed: int) -> dict[str
 
 def _groups(data: LabelledDataset, labels: Sequence[str], seed: int) -> dict[str, list[list[int]]]:
     """Groups of examples that must stay together, shuffled, by the label of their first one."""
-    shared = {"rerank": slice(0, 1), "embed": slice(0, 1), "answer": slice(1, 2)}.get(data.kind, slice(0, 2))
+    shared = {"rerank": slice(0, 1), "embed": slice(0, 1), "choose": slice(0, 1), "answer": slice(1, 2)}.get(
+        data.kind, slice(0, 2)
+    )
     groups: dict[tuple[str, ...], list[int]] = {}
     for i, example in enumerate(data.examples):
         groups.setdefault(example.texts[shared], []).append(i)

@@ -21,6 +21,7 @@ from bertie.training.finetune.data.cells import (
     parse_list,
     parse_text,
 )
+from bertie.training.finetune.data.choices import parse_choices
 from bertie.training.finetune.data.label_spelling import spelling
 from bertie.training.finetune.data.tables import INPUTS, Kind, RowSource
 
@@ -31,9 +32,11 @@ Inputs = Literal["", "pairs", "classes", "scores", "lists"]
 class Example:
     """One row: texts and their target."""
 
-    texts: tuple[str, ...]  # one or a pair; tag: the words, joined by single spaces; embed: two or more
+    texts: tuple[str, ...]  # one or a pair; tag: the words, joined by single spaces; embed: two or more;
+    # choose: the context, then its choices
     target: Any  # classify: a label, or a tuple of them; regress, rerank: a float; tag: a tuple of tags, one per word;
-    # answer: a tuple of (start, end) characters in the context, empty if it has no answer; embed: by `inputs`
+    # answer: a tuple of (start, end) characters in the context, empty if it has no answer; embed: by `inputs`;
+    # choose: the index of the right choice
     row: int  # counted from 1
     words: tuple[tuple[int, int], ...] = ()  # tag: (start, end) of each word in the text
     answers: tuple[str, ...] = ()  # answer: the texts of the targets
@@ -57,6 +60,8 @@ class ExampleReader:
         where = f"column {source.target!r}" if source.target else "y"
         if self.kind == "tag":
             return self._tagging_example(source, inputs[0] if source.columns else inputs, target, where, row)
+        if self.kind == "choose":
+            return Example(*parse_choices(source, inputs, target, where), row)
         if self.kind == "embed":
             return self._embedding_example(source, inputs, target, where, row)
         texts = self._texts(source, inputs)

@@ -12,7 +12,7 @@ from bertie.data.readers import open_table
 from bertie.errors import InputError
 from bertie.training.finetune.data.cells import as_list, as_scalar, join_names
 
-Kind = Literal["classify", "regress", "tag", "answer", "rerank", "embed"]
+Kind = Literal["classify", "regress", "tag", "answer", "rerank", "embed", "choose"]
 
 # Column names in order of preference, including those of GLUE, SQuAD and CoNLL.
 _TEXTS = (
@@ -38,6 +38,11 @@ INPUTS: dict[Kind, tuple[tuple[str, ...], ...]] = {
         ("query", "text"),
         *(group for group in _TEXTS if len(group) == 2),
     ),
+    "choose": (
+        ("context", "choices"),
+        ("question", "choices"),
+        ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3"),  # SWAG
+    ),
 }
 _TARGETS: dict[Kind, tuple[str, ...]] = {
     "classify": ("label", "labels"),
@@ -46,6 +51,7 @@ _TARGETS: dict[Kind, tuple[str, ...]] = {
     "answer": ("answers",),
     "rerank": ("label", "score"),
     "embed": ("score", "label"),
+    "choose": ("label", "answer", "answerKey"),
 }
 _NEGATIVE = re.compile(r"negatives?|negative_\d+")
 
