@@ -16,8 +16,10 @@ from bertie.arguments import explain_arguments
 from bertie.checkpoints import named_heads, storage, weight_files
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.checkpoints.fingerprint import WeightsOrigin, has_original_weights
+from bertie.checkpoints.folder_tokenizer import read_tokenizer
 from bertie.checkpoints.hub import default_model, resolve, to_string
-from bertie.checkpoints.model_spec import LABELLED, ModelSpec, config_with_head, legacy_tokenizer, model_spec
+from bertie.checkpoints.late_interaction import STANFORD, STANFORD_WEIGHT, LateInteractionModules
+from bertie.checkpoints.model_spec import LABELLED, ModelSpec, bare_architecture, config_with_head, model_spec
 from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.checkpoints.splade import Splade
 from bertie.config import PRECISIONS, Calibration, HeadInfo, HeadName, Precision
@@ -35,7 +37,6 @@ _DTYPES: dict[Precision, torch.dtype] = {
     "int8": torch.float32,
     "fp8": torch.bfloat16,
 }
-VOCABULARIES = ("vocab.txt", "vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 
 
 @dataclass(slots=True, repr=False)
@@ -56,6 +57,7 @@ class Checkpoint:
     sentence: SentenceModules | None = None
     cross_encoder: CrossEncoderConfig | None = None
     splade: Splade | None = None
+    late_interaction: LateInteractionModules | None = None
     source: str = ""
     origin: WeightsOrigin | None = None  # the files that the weights were loaded from
     limit: int | None = None  # a lower maximum length, set by `with_max_length`
@@ -95,6 +97,8 @@ class Checkpoint:
             limits.append(self.cross_encoder.max_length)
         elif self.splade is not None and self.splade.max_length is not None:
             limits.append(self.splade.max_length)
+        elif self.late_interaction is not None and self.late_interaction.max_length is not None:
+            limits.append(self.late_interaction.max_length)
         elif self.tokenizer is not None and self.tokenizer.model_max_length is not None:
             limits.append(self.tokenizer.model_max_length)
         return min(limits if self.limit is None else [*limits, self.limit])
@@ -118,8 +122,9 @@ class Checkpoint:
         if self.precision == "fp8" and device != self.device:
             check_fp8(device)
         self.model.to(device)
-        if self.sentence is not None:
-            self.sentence.to(device)
+        for modules in (self.sentence, self.late_interaction):
+            if modules is not None:
+                modules.to(device)
         return self
 
     def facts(self) -> dict[str, object]:
@@ -213,7 +218,7 @@ class Checkpoint:
         if module is None:
             module = self._new_head(head, spec, seed)
         model = Model.from_parts(self.model.encoder, {head: module}).eval()
-        bare = replace(self, sentence=None, cross_encoder=None, splade=None)
+        bare = replace(self, sentence=None, cross_encoder=None, splade=None, late_interaction=None)
         return replace(bare, model=model, config=config, spec=spec, heads={})
 
     def add_head(self, name: str, info: HeadInfo, *, seed: int = 0) -> None:
@@ -281,8 +286,10 @@ class Checkpoint:
             pairs = replace(pairs, max_length=max_length)
         if splade is not None:
             splade = replace(splade, max_length=max_length)
-        heads = dict(self.heads)
-        return replace(self, limit=max_length, sentence=sentence, cross_encoder=pairs, splade=splade, heads=heads)
+        if (late := self.late_interaction) is not None:
+            late = late.with_settings(document_length=max_length)
+        lowered: dict[str, Any] = {"sentence": sentence, "cross_encoder": pairs, "splade": splade}
+        return replace(self, limit=max_length, late_interaction=late, heads=dict(self.heads), **lowered)
 
     def set_calibration(self, name: str, calibration: Calibration) -> None:
         """Set the calibration of a head; `save` keeps it."""
@@ -311,7 +318,8 @@ class Checkpoint:
             raise CheckpointError(f"{self.source} was inspected, not loaded: there are no weights to save")
         named = {name: self.model.head(name).cfg for name in self.heads if name not in self.spec.heads}
         # Each of these knows in which subfolder the transformer is, and gives its files relative to the top.
-        parts = [part for part in (self.sentence, self.cross_encoder, self.splade) if part is not None]
+        kinds = (self.sentence, self.cross_encoder, self.splade, self.late_interaction)
+        parts = [part for part in kinds if part is not None]
         subfolder = PurePosixPath(next((part.transformer_path for part in parts), ""))
         inner = {"config.json": storage.to_json(self._saved_config(precision))} | self._tokenizer_files()
         if named:
@@ -389,17 +397,19 @@ def _read(
     if not storage.is_file(folder / "config.json"):
         raise NotFoundError(f"{name} has no config.json; a model folder does")
     config = storage.read_json(folder / "config.json")
-    own = config.pop(named_heads.KEY, {})
+    own, raw_config = config.pop(named_heads.KEY, {}), config
     weights = weight_files.open_weights(folder, int8=named_heads.is_int8(own))
     shapes = weights.shapes()
     cross_encoder = CrossEncoderConfig.from_folder(top, config)
-    splade = Splade.from_folder(top)
+    splade, stanford = Splade.from_folder(top), STANFORD in (config.get("architectures") or ())
+    if stanford:
+        config, head = config | {"architectures": bare_architecture(config)}, "none"
     if head is None and cross_encoder is None and splade is None and has_modules:
         # sentence-transformers folders often name the class that they were made from, but not its head.
         head = "none"
     spec = model_spec(config, shapes, head=head, ignore=[*ignore, *CrossEncoderConfig.CONFIG_KEYS])
     model = build(spec)
-    ignored = [rf"^{re.escape(prefix)}(\.|$)" for prefix in ignore]
+    ignored = [rf"^{re.escape(prefix)}(\.|$)" for prefix in (*ignore, *([STANFORD_WEIGHT] if stanford else []))]
     spec.weight_map.check(model, shapes, [*spec.family.dropped, *ignored])
     if device is not None:
         try:
@@ -411,10 +421,11 @@ def _read(
         model=model.eval(),
         config=config,
         spec=spec,
-        tokenizer=_tokenizer(folder, spec),
+        tokenizer=read_tokenizer(folder, spec),
         sentence=SentenceModules.from_folder(top, spec.encoder.width, spec.encoder.vocab),
         cross_encoder=cross_encoder,
         splade=splade,
+        late_interaction=LateInteractionModules.from_folder(top, raw_config, weights, spec.encoder.width),
         source=to_string(name),
         origin=None if device is None else WeightsOrigin.of(top, head, ignore, model.encoder),
     )
@@ -430,21 +441,3 @@ def build(spec: ModelSpec) -> Model:
             return Model(spec.encoder, spec.heads)
     except RuntimeError as error:
         raise ConfigError(f"config.json describes a model that is too large to build: {error}") from None
-
-
-def _tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer | None:
-    """The folder's tokenizer; None if it has no vocabulary, as with some protein and genome encoders."""
-    settings = folder / "tokenizer_config.json"
-    class_name = storage.read_json(settings).get("tokenizer_class") if storage.is_file(settings) else None
-    if not isinstance(class_name, str | None):
-        raise CheckpointError(f"tokenizer_config.json: tokenizer_class={class_name!r:.80} must be a name")
-    legacy = legacy_tokenizer(spec.family.model_type, class_name)
-    if not any(storage.is_file(folder / file) for file in ("tokenizer.json", *VOCABULARIES)):
-        return None
-    tokenizer = Tokenizer.from_folder(folder, legacy)
-    if tokenizer.vocab_size > spec.encoder.vocab:
-        raise CheckpointError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {spec.encoder.vocab}: they do not "
-            "belong together"
-        )
-    return tokenizer

@@ -7,20 +7,24 @@ if TYPE_CHECKING:
     from bertie.tasks.classify import Classifier, Regressor
     from bertie.tasks.embed import Embedder
     from bertie.tasks.fill_mask import MaskedLM
+    from bertie.tasks.late_interaction import LateInteraction
     from bertie.tasks.loading import load
     from bertie.tasks.multi_task import MultiTask
     from bertie.tasks.rerank import Reranker
+    from bertie.tasks.sparse import SparseEmbedder
     from bertie.tasks.tag import Tagger
     from bertie.tasks.zero_shot import ZeroShot
 
 __all__ = [
     "Classifier",
     "Embedder",
+    "LateInteraction",
     "MaskedLM",
     "MultiTask",
     "Reader",
     "Regressor",
     "Reranker",
+    "SparseEmbedder",
     "Tagger",
     "ZeroShot",
     "load",
@@ -30,11 +34,13 @@ __all__ = [
 _MODULES = {
     "Classifier": "classify",
     "Embedder": "embed",
+    "LateInteraction": "late_interaction",
     "MaskedLM": "fill_mask",
     "MultiTask": "multi_task",
     "Reader": "answer",
     "Regressor": "classify",
     "Reranker": "rerank",
+    "SparseEmbedder": "sparse",
     "Tagger": "tag",
     "ZeroShot": "zero_shot",
     "load": "loading",

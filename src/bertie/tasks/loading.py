@@ -14,10 +14,14 @@ from bertie.tasks.base import Task
 from bertie.tasks.classify import Classifier, Regressor
 from bertie.tasks.embed import Embedder
 from bertie.tasks.fill_mask import MaskedLM
+from bertie.tasks.late_interaction import LateInteraction
 from bertie.tasks.rerank import Reranker
+from bertie.tasks.sparse import SparseEmbedder
 from bertie.tasks.tag import Tagger
 
-LoadedTask = Classifier | Regressor | Tagger | Reader | Reranker | Embedder | MaskedLM
+LoadedTask = (
+    Classifier | Regressor | Tagger | Reader | Reranker | Embedder | SparseEmbedder | LateInteraction | MaskedLM
+)
 
 
 @overload
@@ -43,7 +47,7 @@ def load(
 def load(
     name: str | Path | None = None, *, overflow: Overflow = "window", head: str | None = None, **options: Any
 ) -> Task[Any, Any, Any]:
-    """Load a model as the task it was trained for: a reranker, an embedder, or the task of its head.
+    """Load a model as the task it was trained for: a reranker, an embedder (dense, sparse or of tokens), or the task of its head.
 
     The built-in model if no name is given. A bare encoder or a sentence model becomes an `Embedder`; `head`
     names one of several heads over one encoder instead. `options` are those of `Checkpoint.load`.
@@ -56,6 +60,10 @@ def load(
         return _task_of_head(checkpoint, named, overflow)
     if checkpoint.cross_encoder is not None and len(checkpoint.labels) == 1:
         return Reranker(checkpoint, overflow=overflow)
+    if checkpoint.splade is not None and head is None:
+        return SparseEmbedder(checkpoint, overflow=overflow)
+    if checkpoint.late_interaction is not None and head is None:
+        return LateInteraction(checkpoint, overflow=overflow)
     if checkpoint.sentence is not None and head is None:
         return Embedder(checkpoint, overflow=overflow)
     own = [row for row in registry.TASKS.values() if row.head_kind in checkpoint.spec.heads]

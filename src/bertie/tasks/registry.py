@@ -122,6 +122,26 @@ for _row in (
         training="bertie.training.embedding.embedder:EmbeddingTraining",
     ),
     TaskRow(
+        name="sparse",
+        path="bertie.tasks.sparse:SparseEmbedder",
+        head_kind=None,  # it shares that of masked-language modelling
+        data_kind="embed",
+        metric="spearman",
+        endpoint="/embed_sparse",
+        verb="embed",
+        training="bertie.training.embedding.sparse:SparseTraining",
+    ),
+    TaskRow(
+        name="late-interaction",
+        path="bertie.tasks.late_interaction:LateInteraction",
+        head_kind=None,
+        data_kind="embed",
+        metric="spearman",
+        endpoint="/rerank",
+        verb="rerank",
+        training="bertie.training.embedding.late_interaction:LateInteractionTraining",
+    ),
+    TaskRow(
         name="fill",
         path="bertie.tasks.fill_mask:MaskedLM",
         head_kind="mlm",
