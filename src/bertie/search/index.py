@@ -370,10 +370,10 @@ class Index(PassageIndexes):
 
         `mode` is "dense" (embeddings), "lexical" (BM25), "sparse" (SPLADE, if the index has such a model), or "hybrid"
         (all that it has, combined by reciprocal rank fusion). With `rerank`, a cross-encoder or a late-interaction
-        model, whose token embeddings may be stored, reranks the best `depth` passages. Their score is that of the reranker, with the
-        weight `rerank_weight` (by default 1 for a model of its own and 0.2 for one of several heads of a model), and of
-        the retrieval, with the rest, both min-max normalized. `where` filters documents by metadata:
-        `{"lang": "en", "year >=": 1990, "topic": ["a", "b"]}`.
+        model, whose token embeddings may be stored, reranks the best `depth` passages. Their score is that of the
+        reranker, with the weight `rerank_weight` (by default 1 for a model of its own and 0.2 for one of several heads
+        of a model), and of the retrieval, with the rest, both min-max normalized. `where` filters documents by
+        metadata: `{"lang": "en", "year >=": 1990, "topic": ["a", "b"]}`.
 
         `weights`, such as `{"dense": 1, "lexical": 0.3, "rerank": 2}`, replace rank fusion by a weighted sum of min-max
         normalized scores; the reranker is then one of the summands. `bertie eval --beir --tune` finds good weights.

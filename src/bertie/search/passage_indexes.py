@@ -163,7 +163,9 @@ class PassageIndexes:
         try:
             model = kind.load(settings["model"])
         except NotFoundError as error:
-            raise NotFoundError(f"the {name} model of the index, {settings['model']}, was not found ({error})") from None
+            raise NotFoundError(
+                f"the {name} model of the index, {settings['model']}, was not found ({error})"
+            ) from None
         if task_fingerprint(model) != settings["fingerprint"]:
             raise InputError(
                 f"{settings['model']} is another model than the {name} model that the index was built with, or was "

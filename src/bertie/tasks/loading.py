@@ -47,10 +47,11 @@ def load(
 def load(
     name: str | Path | None = None, *, overflow: Overflow = "window", head: str | None = None, **options: Any
 ) -> Task[Any, Any, Any]:
-    """Load a model as the task it was trained for: a reranker, an embedder (dense, sparse or of tokens), or the task of its head.
+    """Load a model as the task it was trained for: a reranker, an embedder, or the task of its head.
 
-    The built-in model if no name is given. A bare encoder or a sentence model becomes an `Embedder`; `head`
-    names one of several heads over one encoder instead. `options` are those of `Checkpoint.load`.
+    The built-in model if no name is given. A bare encoder or a sentence model becomes an `Embedder`, a SPLADE model a
+    `SparseEmbedder`, a ColBERT model a `LateInteraction`; `head` names one of several heads over one encoder instead.
+    `options` are those of `Checkpoint.load`.
 
     >>> load(head="ner").tag(["Ada Lovelace was born in London."])[0].spans[0].text              # doctest: +SKIP
     'Ada Lovelace'

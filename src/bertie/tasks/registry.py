@@ -137,7 +137,6 @@ for _row in (
         head_kind=None,
         data_kind="embed",
         metric="spearman",
-        endpoint="/rerank",
         verb="rerank",
         training="bertie.training.embedding.late_interaction:LateInteractionTraining",
     ),
