@@ -102,7 +102,7 @@ class LateInteractionModules(nn.Module):
         if STANFORD in (config.get("architectures") or ()):
             return cls._from_stanford(path, weights, width)
         for model_type in ("ColBERT", "MultiVectorEncoder"):
-            folder = SentenceFolder.read(path, model_type)  # type: ignore[arg-type]
+            folder = SentenceFolder.read(path, model_type)
             if folder is not None:
                 read = _read_pylate if model_type == "ColBERT" else _read_multi_vector
                 settings, dense = read(folder)

@@ -76,8 +76,8 @@ class SparseSegment(EmbeddedSegment):
     ) -> SparseSegment:
         order = np.lexsort((rows, terms))
         starts = np.searchsorted(terms[order], np.arange(vocabulary + 1))
-        arrays = {"keys": keys, "starts": starts, "rows": rows[order].astype(np.int32), "weights": weights[order]}
-        return cls(arrays)
+        arrays: Arrays = {"keys": keys, "starts": starts, "rows": rows[order].astype(np.int32)}
+        return cls({**arrays, "weights": weights[order]})
 
     @classmethod
     def merge(cls, segments: Sequence[SparseSegment], live: Keys) -> SparseSegment:
@@ -94,8 +94,8 @@ class SparseSegment(EmbeddedSegment):
             rows.append(number[segment.arrays["rows"][postings]])
             weights.append(segment.arrays["weights"][postings])
             first += int(kept.sum())
-        parts = (np.concatenate(part) for part in (keys, terms, rows, weights))
-        return cls._invert(*parts, len(segments[0].arrays["starts"]) - 1)
+        arrays = (np.concatenate(keys), np.concatenate(terms), np.concatenate(rows), np.concatenate(weights))
+        return cls._invert(*arrays, len(segments[0].arrays["starts"]) - 1)
 
     def score(self, query: SparseEmbeddingResult, live: NDArray[np.bool_]) -> FloatArray:
         """(n,) dot products with a query; 0 for deleted passages."""

@@ -161,7 +161,7 @@ class PassageIndexes:
         if settings is None:
             raise InputError(f"the index has no {name} model; pass {name}= to Index.create")
         try:
-            model = kind.load(settings["model"])
+            model: T = kind.load(settings["model"])  # type: ignore[assignment]
         except NotFoundError as error:
             raise NotFoundError(
                 f"the {name} model of the index, {settings['model']}, was not found ({error})"

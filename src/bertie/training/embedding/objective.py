@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertie.errors import ConfigError
-from bertie.nn.pooling import splade_pool
 from bertie.text.batch import Batch
 from bertie.training.embedding.losses import LOSSES, EmbeddingLoss, SoftmaxLoss
 from bertie.training.embedding.similarity_functions import Embeddings, TokenEmbeddings
@@ -135,8 +134,8 @@ class EmbeddingObjective(InBatchObjective):
         texts = targets.weights.numel()
         hidden = model.hidden(batch, head or None)
         if self.output == "sparse":
-            logits = model.head(head)(hidden, batch, model.encoder.embeddings.words.weight)  # (T, V)
-            weights = splade_pool(logits.float(), batch)
+            words = model.encoder.embeddings.words.weight
+            weights = model.head(head).largest_logits(hidden, words, batch.lengths).float().relu().log1p()  # (W, V)
             if len(weights) == texts:
                 return weights
             # The maximum over a text's windows; weights are never negative.
