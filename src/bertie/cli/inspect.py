@@ -88,6 +88,16 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
             "vocabulary": tokenizer.vocab_size,
             "mask": tokenizer.mask_token,
         },
+        **_uses(checkpoint),
+        "max_length": checkpoint.max_length,
+        "memory_bytes": {"fp32": 4 * total, "bf16": 2 * total, "fp16": 2 * total, "int8": total},
+        "ignored": {"config_keys": spec.ignored, "weights": spec.weight_map.dropped},
+    }
+
+
+def _uses(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the folder says about the use of its model; None where it says nothing."""
+    return {
         "sentence": None
         if checkpoint.sentence is None
         else {
@@ -101,13 +111,10 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         else {"activation": checkpoint.cross_encoder.activation},
         "sparse": None
         if checkpoint.splade is None
-        else {"terms": cfg.vocab, "prompts": dict(checkpoint.splade.prompts)},
+        else {"terms": checkpoint.model.config.vocab, "prompts": dict(checkpoint.splade.prompts)},
         "late_interaction": None
         if checkpoint.late_interaction is None
         else {"dimension": checkpoint.late_interaction.dimension, **asdict(checkpoint.late_interaction.settings)},
-        "max_length": checkpoint.max_length,
-        "memory_bytes": {"fp32": 4 * total, "bf16": 2 * total, "fp16": 2 * total, "int8": total},
-        "ignored": {"config_keys": spec.ignored, "weights": spec.weight_map.dropped},
     }
 
 
