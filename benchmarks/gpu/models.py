@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertie.checkpoints.checkpoint import build
+from bertie.checkpoints.meta_model import build
 from bertie.checkpoints.model_spec import model_spec
 from bertie.nn.linear import to_fp8
 from bertie.nn.model import Model

@@ -18,14 +18,16 @@ from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.checkpoints.fingerprint import WeightsOrigin, has_original_weights
 from bertie.checkpoints.folder_tokenizer import check_vocabulary, folder_tokenizer
 from bertie.checkpoints.hub import default_model, resolve, to_string
-from bertie.checkpoints.model_spec import ModelSpec, config_with_head, model_spec
+from bertie.checkpoints.late_interaction import STANFORD, STANFORD_WEIGHT, LateInteractionModules
+from bertie.checkpoints.meta_model import build
+from bertie.checkpoints.model_spec import ModelSpec, bare_architecture, config_with_head, model_spec
 from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.checkpoints.splade import Splade
 from bertie.config import PRECISIONS, Calibration, HeadInfo, HeadName, Precision
 from bertie.errors import CheckpointError, ConfigError, NotFoundError
 from bertie.nn.heads import Head
 from bertie.nn.linear import check_fp8, precision_of, to_fp8, to_int8
-from bertie.nn.model import Model, SkipInit, allocate
+from bertie.nn.model import Model, allocate
 from bertie.text.tokenizer import Tokenizer
 
 # The dtype of the weights that are not quantized.
@@ -57,6 +59,7 @@ class Checkpoint:
     cross_encoder: CrossEncoderConfig | None = None
     splade: Splade | None = None
     gliner: gliner.GlinerConfig | None = None
+    late_interaction: LateInteractionModules | None = None
     source: str = ""
     origin: WeightsOrigin | None = None  # the files that the weights were loaded from
     limit: int | None = None  # a lower maximum length, set by `with_max_length`
@@ -96,6 +99,8 @@ class Checkpoint:
             limits.append(self.cross_encoder.max_length)
         elif self.splade is not None and self.splade.max_length is not None:
             limits.append(self.splade.max_length)
+        elif self.late_interaction is not None and self.late_interaction.max_length is not None:
+            limits.append(self.late_interaction.max_length)
         elif self.tokenizer is not None and self.tokenizer.model_max_length is not None:
             limits.append(self.tokenizer.model_max_length)
         return min(limits if self.limit is None else [*limits, self.limit])
@@ -119,8 +124,9 @@ class Checkpoint:
         if self.precision == "fp8" and device != self.device:
             check_fp8(device)
         self.model.to(device)
-        if self.sentence is not None:
-            self.sentence.to(device)
+        for modules in (self.sentence, self.late_interaction):
+            if modules is not None:
+                modules.to(device)
         return self
 
     def facts(self) -> dict[str, object]:
@@ -214,7 +220,8 @@ class Checkpoint:
         if module is None:
             module = self._new_head(head, spec, seed)
         model = Model.from_parts(self.model.encoder, {head: module}).eval()
-        bare = replace(self, sentence=None, cross_encoder=None, splade=None, gliner=None)
+        kinds = dict.fromkeys(("sentence", "cross_encoder", "splade", "gliner", "late_interaction"))
+        bare = replace(self, **kinds)
         return replace(bare, model=model, config=config, spec=spec, heads={})
 
     def add_head(self, name: str, info: HeadInfo, *, seed: int = 0) -> None:
@@ -282,8 +289,10 @@ class Checkpoint:
             pairs = replace(pairs, max_length=max_length)
         if splade is not None:
             splade = replace(splade, max_length=max_length)
-        heads = dict(self.heads)
-        return replace(self, limit=max_length, sentence=sentence, cross_encoder=pairs, splade=splade, heads=heads)
+        if (late := self.late_interaction) is not None:
+            late = late.with_settings(document_length=max_length)
+        lowered: dict[str, Any] = {"sentence": sentence, "cross_encoder": pairs, "splade": splade}
+        return replace(self, limit=max_length, late_interaction=late, heads=dict(self.heads), **lowered)
 
     def set_calibration(self, name: str, calibration: Calibration) -> None:
         """Set the calibration of a head; `save` keeps it."""
@@ -312,7 +321,8 @@ class Checkpoint:
             raise CheckpointError(f"{self.source} was inspected, not loaded: there are no weights to save")
         named = {name: self.model.head(name).cfg for name in self.heads if name not in self.spec.heads}
         # Each of these knows in which subfolder the transformer is, and gives its files relative to the top.
-        parts = [part for part in (self.sentence, self.cross_encoder, self.splade) if part is not None]
+        kinds = (self.sentence, self.cross_encoder, self.splade, self.late_interaction)
+        parts = [part for part in kinds if part is not None]
         subfolder = PurePosixPath(next((part.transformer_path for part in parts), ""))
         config = self._saved_config(precision)
         name = "config.json" if self.gliner is None else gliner.FILE
@@ -395,19 +405,21 @@ def _read(
     if spans is None and not storage.is_file(folder / "config.json"):
         raise NotFoundError(f"{name} has no config.json; a model folder does")
     config = storage.read_json(folder / "config.json") if spans is None else spans.encoder
-    own = config.pop(named_heads.KEY, {})
+    own, raw_config = config.pop(named_heads.KEY, {}), config
     weights = weight_files.open_weights(folder, int8=named_heads.is_int8(own))
     weights = weights if spans is None else gliner.EncoderNames(weights)
     shapes = weights.shapes()
     cross_encoder = CrossEncoderConfig.from_folder(top, config)
-    splade = Splade.from_folder(top)
+    splade, stanford = Splade.from_folder(top), STANFORD in (config.get("architectures") or ())
+    if stanford:
+        config, head = config | {"architectures": bare_architecture(config)}, "none"
     if spans is not None or (head is None and cross_encoder is None and splade is None and has_modules):
         # sentence-transformers folders often name the class that they were made from, but not its head.
         head = "none"
     spec = model_spec(config, shapes, head=head, ignore=[*ignore, *CrossEncoderConfig.CONFIG_KEYS])
     spec = spec if spans is None else spans.config.add_head(spec)
     model = build(spec)
-    ignored = [rf"^{re.escape(prefix)}(\.|$)" for prefix in ignore]
+    ignored = [rf"^{re.escape(prefix)}(\.|$)" for prefix in (*ignore, *([STANFORD_WEIGHT] if stanford else []))]
     spec.weight_map.check(model, shapes, [*spec.family.dropped, *ignored])
     if device is not None:
         try:
@@ -426,18 +438,10 @@ def _read(
         cross_encoder=cross_encoder,
         splade=splade,
         gliner=None if spans is None else spans.config,
+        late_interaction=LateInteractionModules.from_folder(top, raw_config, weights, spec.encoder.width),
         source=to_string(name),
         origin=None if device is None else WeightsOrigin.of(top, head, ignore, model.encoder),
     )
     if named_heads.KEY not in ignore:
         checkpoint._load_named_heads(own, folder)
     return checkpoint
-
-
-def build(spec: ModelSpec) -> Model:
-    """Build the model of a spec on the meta device, without allocating weights."""
-    try:
-        with torch.device("meta"), SkipInit():
-            return Model(spec.encoder, spec.heads)
-    except RuntimeError as error:
-        raise ConfigError(f"config.json describes a model that is too large to build: {error}") from None

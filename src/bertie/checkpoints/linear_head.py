@@ -49,7 +49,7 @@ def with_linear_head(checkpoint: Checkpoint, info: HeadInfo) -> Checkpoint:
     else:
         cfg = spec.heads[NAME]
     model = Model.from_parts(checkpoint.model.encoder, {NAME: _linear(cfg, checkpoint.model)}).eval()
-    bare = replace(checkpoint, sentence=None, cross_encoder=None, splade=None)
+    bare = replace(checkpoint, sentence=None, cross_encoder=None, splade=None, late_interaction=None)
     return replace(bare, model=model, config=config, spec=spec, heads=heads)
 
 

@@ -190,6 +190,15 @@ def config_with_head(
     return config
 
 
+def bare_architecture(raw: Mapping[str, Any]) -> list[str]:
+    """`architectures` of config.json for the encoder of `raw` without a head.
+
+    >>> bare_architecture({"model_type": "bert"})
+    ['BertModel']
+    """
+    return [name for name, heads in _family(raw).architectures.items() if not heads][:1]
+
+
 def _label_names(labels: Sequence[str] | None, head: HeadName, least: int) -> list[str]:
     """Check label names."""
     names = [] if labels is None or isinstance(labels, str) else list(labels)

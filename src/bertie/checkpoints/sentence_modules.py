@@ -108,8 +108,8 @@ class SentenceModules(nn.Module):
         layers: list[nn.Module] = []
         for entry in entries[1:]:
             with torch.device("meta"):  # allocate nothing until the weights are known to be there
-                layer = _read_layer(entry.kind, folder.keys(entry), out)
-            _load_weights(layer, Path(path), entry)
+                layer = read_layer(entry.kind, folder.keys(entry), out)
+            load_layer_weights(layer, Path(path), entry)
             layers.append(layer)
             out = layer.linear.out_features if isinstance(layer, Dense) else out
         return cls(pooling, layers, width, folder)
@@ -144,7 +144,7 @@ class SentenceModules(nn.Module):
         folder = SentenceFolder.create("SentenceTransformer", kinds, settings)
         folder.json["1_Pooling/config.json"] = _pooling_config(pool, width)
         if dense is not None:
-            folder.json["2_Dense/config.json"] = _dense_config(dense)
+            folder.json["2_Dense/config.json"] = dense_config(dense)
         return cls(pool, layers, width, folder)
 
     @classmethod
@@ -168,7 +168,7 @@ class SentenceModules(nn.Module):
         folder.json["1_Pooling/config.json"] = _pooling_config(self.pooling, self.width)
         for entry, layer in zip(folder.entries[2:], every, strict=True):
             if isinstance(layer, Dense):
-                folder.json[entry.inside("config.json")] = _dense_config(layer)
+                folder.json[entry.inside("config.json")] = dense_config(layer)
         modules = SentenceModules(self.pooling, every, self.width, folder)
         if self.pooling.token_weights is None:
             return modules
@@ -295,12 +295,12 @@ def _pooling_config(pooling: Pooling, width: int) -> Json:
     return config if pooling.include_prompt else config | {"include_prompt": False}
 
 
-def _read_layer(kind: str, keys: ConfigKeys, width: int) -> nn.Module:
-    """Read a layer whose input has the given width."""
+def read_layer(kind: str, keys: ConfigKeys, width: int, over: str = "sentence_embedding") -> nn.Module:
+    """Read a layer whose input has the given width; `over` is what it is applied to."""
     layer: nn.Module
     if kind in ("Dense", "Normalize"):
-        keys.must("module_input_name", "sentence_embedding")
-        keys.must("module_output_name", "sentence_embedding")
+        keys.must("module_input_name", over)
+        keys.must("module_output_name", over)
     if kind == "Dense":
         _same_width(keys, "in_features", width)
         # Left out it means tanh; null does not load in sentence-transformers either.
@@ -323,7 +323,8 @@ def _read_layer(kind: str, keys: ConfigKeys, width: int) -> nn.Module:
     return layer
 
 
-def _dense_config(dense: Dense) -> Json:
+def dense_config(dense: Dense) -> Json:
+    """The config of a dense layer."""
     config: Json = {
         "in_features": dense.linear.in_features,
         "out_features": dense.linear.out_features,
@@ -333,7 +334,7 @@ def _dense_config(dense: Dense) -> Json:
     return config | {"use_residual": True} if dense.add_input else config
 
 
-def _load_weights(layer: nn.Module, root: Path, entry: ModuleEntry) -> None:
+def load_layer_weights(layer: nn.Module, root: Path, entry: ModuleEntry) -> None:
     """Load the weights of a module on the meta device, requiring exactly its tensors."""
     expected = {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
     if not expected:

@@ -23,7 +23,8 @@ from bertie.errors import CheckpointError, ConfigError
 from bertie.nn.sentence_layers import ACTIVATIONS
 
 Json = dict[str, Any]
-ModelType = Literal["SentenceTransformer", "CrossEncoder", "SparseEncoder"]
+# ColBERT is PyLate's type, MultiVectorEncoder that of sentence-transformers 6.
+ModelType = Literal["SentenceTransformer", "CrossEncoder", "SparseEncoder", "ColBERT", "MultiVectorEncoder"]
 
 MODULES_FILE = "modules.json"
 MODEL_FILE = "config_sentence_transformers.json"
@@ -50,6 +51,18 @@ TYPES |= {
     }.items()
 }
 
+TYPES |= {
+    "pylate.models.Dense.Dense": "Dense",
+    "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask": "MultiVectorMask",
+}
+# PyLate's keys of config_sentence_transformers.json, and the keys of sentence_bert_config.json that say the same since
+# 6.0; `bertie.checkpoints.late_interaction` reads both.
+COLBERT_KEYS = (
+    *("query_prefix", "document_prefix", "query_length", "document_length", "skiplist_words"),
+    *("do_query_expansion", "attend_to_expansion_tokens"),
+)
+MULTI_VECTOR_KEYS = ("query_length", "document_length", "query_expansion")
+
 # Activations are looked up here and never imported by name: a config must not be able to run code.
 # Their dotted names in configs: the public one, which Bertie writes, and the one of the defining module.
 ACTIVATION_PATHS = {f"torch.nn.{name}": name for name in ACTIVATIONS} | {
@@ -61,6 +74,8 @@ TASKS: dict[ModelType, tuple[str, str, str]] = {
     "SentenceTransformer": ("feature-extraction", "last_hidden_state", "token_embeddings"),
     "CrossEncoder": ("sequence-classification", "logits", "scores"),
     "SparseEncoder": ("fill-mask", "logits", "token_embeddings"),
+    "ColBERT": ("feature-extraction", "last_hidden_state", "token_embeddings"),
+    "MultiVectorEncoder": ("feature-extraction", "last_hidden_state", "token_embeddings"),
 }
 # How the transformer is run and stored, not what it computes. sentence-transformers ignores trust_remote_code, too:
 # a config must not be able to ask for it.
@@ -108,10 +123,7 @@ class SentenceFolder:
     @classmethod
     def read(cls, root: Path, model_type: ModelType) -> SentenceFolder | None:
         """Read everything but the weights; None if there is no modules.json or the model is of another type."""
-        model_type_key = (read_json(root, MODEL_FILE) or {}).get("model_type")
-        if (
-            model_type_key if model_type_key in ("CrossEncoder", "SparseEncoder") else "SentenceTransformer"
-        ) != model_type:
+        if model_type_of(read_json(root, MODEL_FILE) or {}) != model_type:
             return None
         entries = read_entries(root)
         if not entries:
@@ -164,6 +176,15 @@ class SentenceFolder:
     def files(self, settings: SentenceSettings) -> dict[str, bytes]:
         """The contents to write, by relative path."""
         return {file: to_json(value) for file, value in self.merged(settings).items()}
+
+
+def model_type_of(config: Json) -> ModelType:
+    """The type of model that config_sentence_transformers.json describes. PyLate wrote none before 1.3."""
+    key = config.get("model_type")
+    if key in TASKS:
+        known: ModelType = key
+        return known
+    return "ColBERT" if key is None and "query_prefix" in config else "SentenceTransformer"
 
 
 def read_json(root: Path, file: str, kind: type = dict) -> Any:
@@ -239,6 +260,9 @@ def _settings(files: Json, text_file: str, model_type: ModelType) -> SentenceSet
     if model_type == "CrossEncoder":
         model.must("activation_fn", *ACTIVATION_PATHS)
         model.ignore("keep_in_fp32_modules")  # concerns autocast; Bertie's heads run in the model's precision
+    elif model_type in ("ColBERT", "MultiVectorEncoder"):
+        model.must("similarity_fn_name", "MaxSim", "maxsim", "cosine")  # cosines of tokens, before PyLate 1.0
+        model.ignore(*COLBERT_KEYS)
     else:
         model.must("similarity_fn_name", *SIMILARITIES)
         truncate_dim = model.optional_integer("truncate_dim", least=1)
@@ -248,8 +272,8 @@ def _settings(files: Json, text_file: str, model_type: ModelType) -> SentenceSet
     for name, value in _task(model_type).items():
         text.must(name, value)
     text.must("processing_kwargs", {})
-    for name in ("query_length", "document_length", "query_expansion", "tokenizer_name_or_path"):
-        text.must(name)  # null
+    for name in (*MULTI_VECTOR_KEYS, "tokenizer_name_or_path"):
+        text.ignore(name) if model_type == "MultiVectorEncoder" and name in MULTI_VECTOR_KEYS else text.must(name)
     text.ignore("unpad_inputs")  # concerns batching; Bertie's batches are always flat
     for name, ignored in ARGS.items():
         ConfigKeys(text.mapping(name, {}), ignored, file=f"{text_file}: {name}", common=()).finish()

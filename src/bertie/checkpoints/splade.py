@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bertie.checkpoints.sentence_transformers import MODULES_FILE, SentenceFolder
+from bertie.checkpoints.sentence_transformers import MODULES_FILE, SentenceFolder, SentenceSettings
 from bertie.errors import ConfigError
+
+_TYPES = ("MLMTransformer", "SpladePooling")  # the names that every version of the sparse encoder reads
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,21 @@ class Splade:
             folder.entries[0].path,
             _folder=folder,
         )
+
+    @classmethod
+    def create(cls, max_length: int | None = None) -> Splade:
+        """The settings of a new model.
+
+        >>> sorted(Splade.create().files())[:2]
+        ['1_SpladePooling/config.json', 'config_sentence_transformers.json']
+        """
+        settings = SentenceSettings(max_length, similarity_fn_name="dot")
+        folder = SentenceFolder.create("SparseEncoder", ["Transformer", "SpladePooling"], settings)
+        for entry, name in zip(folder.json[MODULES_FILE], _TYPES, strict=True):
+            entry["type"] = f"sentence_transformers.sparse_encoder.models.{name}"
+        pooling = {"pooling_strategy": "max", "activation_function": "relu", "word_embedding_dimension": None}
+        folder.json[folder.entries[1].inside("config.json")] = pooling
+        return cls(max_length, _folder=folder)
 
     def files(self) -> dict[str, bytes]:
         """The files to write, by relative path."""

@@ -17,11 +17,10 @@ from bertie.cli.common import (
     add_model,
     add_rerank,
     add_top_k,
-    built_in_model,
     load,
     verb,
 )
-from bertie.cli.search import add_where, excerpt, parse_condition, printable
+from bertie.cli.search import add_where, excerpt, load_reranker, parse_condition, printable
 from bertie.data.terminal import has_color, style
 
 if TYPE_CHECKING:
@@ -54,7 +53,10 @@ def add(verbs: Verbs) -> None:
         "anything; otherwise 1: always answer)",
     )
     parser.add_argument(
-        "--mode", choices=("hybrid", "dense", "lexical"), default="hybrid", help="retrieval method (default: hybrid)"
+        "--mode",
+        choices=("hybrid", "dense", "lexical", "sparse"),
+        default="hybrid",
+        help="retrieval method (default: hybrid)",
     )
     add_rerank(parser, "the passages before the best are read")
     add_where(parser)
@@ -74,15 +76,13 @@ def run(args: argparse.Namespace) -> None:
 
     from bertie.search.ask import default_reader
     from bertie.search.index import Index
-    from bertie.tasks import Embedder, Reader, Reranker
+    from bertie.tasks import Embedder, Reader
 
     with Index.open(args.index) as opened:
         args.model = args.model or opened.config["model"]
         index = Index(opened.store, load(Embedder, args))
         index.progress = True
-        reranker = None
-        if args.rerank or args.reranker:
-            reranker = load(Reranker, args, model=args.reranker or built_in_model())
+        reranker = load_reranker(args, index)
         reader = default_reader(index) if args.reader is None else load(Reader, args, model=args.reader)
         for question in args.questions:
             result = index.ask(

@@ -178,7 +178,9 @@ def add_rerank(parser: argparse._ActionsContainer, what: str) -> None:
     """Add --rerank, and --reranker MODEL, which implies it."""
     parser.add_argument("--rerank", action="store_true", help=f"rerank {what} with a cross-encoder")
     parser.add_argument(
-        "--reranker", metavar="MODEL", help="rerank with this cross-encoder (default: the built-in one)"
+        "--reranker",
+        metavar="MODEL",
+        help="rerank with this cross-encoder or ColBERT model (default: the built-in one)",
     )
 
 
@@ -211,7 +213,7 @@ def add_weights(parser: argparse._ActionsContainer) -> None:
         "--weights",
         type=parse_weights,
         metavar="NAME=W,…",
-        help="weighted score fusion of dense, lexical and rerank, instead of reciprocal rank fusion",
+        help="weighted score fusion of dense, lexical, sparse and rerank, instead of reciprocal rank fusion",
     )
 
 
@@ -357,6 +359,14 @@ def load(task: type[T], args: argparse.Namespace, *, model: str | None = None, *
     if args.verbose:
         _print_loaded(loaded, name, time.monotonic() - started)
     return loaded
+
+
+def reranker_class(name: str, revision: str | None = None) -> Any:
+    """The class that reranks with a model: `LateInteraction` for ColBERT models, `Reranker` for others."""
+    from bertie.checkpoints.embedding_kind import embedding_kind
+    from bertie.tasks import LateInteraction, Reranker
+
+    return LateInteraction if embedding_kind(name, revision) == "late-interaction" else Reranker
 
 
 def _print_loaded(task: Any, name: str, seconds: float) -> None:

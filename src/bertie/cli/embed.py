@@ -1,4 +1,8 @@
-"""Encode texts into embeddings."""
+"""Encode texts into embeddings.
+
+With a SPLADE model they are weighted terms, and OUT may be a matrix in compressed sparse rows (.npz, as scipy writes
+it); with a ColBERT model, one embedding per token.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from bertie.cli.common import (
     add_model,
     add_output,
     add_prompt,
+    add_top_k,
     load,
     model_name,
     open_input,
@@ -35,6 +40,8 @@ EXAMPLE = """  bertie embed "A cat sat on the mat."
   bertie embed "how is text split?" --prompt "query: " -m intfloat/e5-small-v2
   bertie embed "A cat sat on the mat." --tokens
   bertie embed "A cat sat on the mat." --tokens --layer 2 -m ./elmo
+  bertie embed texts.csv -o terms.npz -m ./my-splade                      # sparse
+  bertie embed "what do cats eat?" --queries -m ./my-colbert              # of each token
   zcat big.txt.gz | bertie embed - -o big.parquet --resume -m ./my-model
   bertie embed corpus/*.jsonl.gz -o vectors --ray local
 """
@@ -59,6 +66,8 @@ def add(verbs: Verbs) -> None:
         "--tokens", action="store_true", help="the last hidden state of every token instead of one embedding per text"
     )
     add_layer(parser)
+    parser.add_argument("--queries", action="store_true", help="with a ColBERT model: the texts are queries")
+    add_top_k(parser, None, "with a SPLADE model: the N heaviest terms of each text")
     add_output(parser, embeddings=True)
     add_ray(parser, "embed any number of files into OUT, a folder of Parquet files")
     parser.set_defaults(run=run)
@@ -82,6 +91,18 @@ def run(args: argparse.Namespace) -> None:
     if elmo:
         embed_words(args, Stream(args, table, [column]))
         return
+
+    from bertie.checkpoints.embedding_kind import embedding_kind
+
+    kind = embedding_kind(model_name(args), args.revision)
+    if kind != "dense":
+        from bertie.cli.embed_terms import embed_late, embed_sparse
+
+        (embed_sparse if kind == "sparse" else embed_late)(args, table, column)
+        return
+    if args.queries or args.top_k is not None:
+        flag, what = ("--queries", "a ColBERT model") if args.queries else ("--top-k", "a SPLADE model")
+        raise UsageError(f"{flag} is for {what}; leave it out")
     if args.tokens:
         _embed_tokens(args, Stream(args, table, [column]))
         return

@@ -33,6 +33,7 @@ EXAMPLE = """  bertie index docs/ -o my-index
   bertie index --verify -o my-index                                      # check every byte of it
   bertie index papers/ -o postgresql://me@localhost/papers -m ./my-model
   bertie index docs/ -o my-index --prompt "passage: " --query-prompt "query: " -m intfloat/e5-small-v2
+  bertie index docs/ -o my-index --sparse ./my-splade --late-interaction ./my-colbert
   bertie index products.csv --column description -o products --embedding-precision int8
 """
 
@@ -59,6 +60,10 @@ def add(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--language", help="language of the stemmer and the stop words (default: english); none disables both"
+    )
+    parser.add_argument("--sparse", metavar="MODEL", help="a SPLADE model, for sparse embeddings as well")
+    parser.add_argument(
+        "--late-interaction", metavar="MODEL", help="a ColBERT model, whose token embeddings are stored for --rerank"
     )
     named = "the checkpoint's prompt named {}, if it has one"
     add_prompt(parser, "each passage when it is embedded", named.format("passage or document"))
@@ -98,8 +103,7 @@ def run(args: argparse.Namespace) -> None:
             elif is_new:
                 _remove(index)
             raise
-        if hasattr(index.store, "folder"):
-            index.load_lexical()  # written to the folder now rather than at the first search
+        index.refresh_derived()  # written to the folder now rather than at the first search
         total = len(index)
     _report_skipped(skipped)
     if args.json:
@@ -179,6 +183,7 @@ def _open_or_create(args: argparse.Namespace) -> tuple[Index, bool]:
                     flag = "--" + name.replace("_", "-")
                     location = _without_password(args.output)
                     raise UsageError(f"{flag} {value}: {location} was built with {built_with}, which cannot be changed")
+            _check_derived(args, existing)
             args.model = args.model or existing.config["model"]
             embedder = load(Embedder, args)
             for name, prompt in _prompts(args, embedder).items():
@@ -193,10 +198,23 @@ def _open_or_create(args: argparse.Namespace) -> tuple[Index, bool]:
         options["language"] = None
     embedder = load(Embedder, args)
     try:
-        return Index.create(args.output, embedder, **options, **_prompts(args, embedder)), True
+        derived = {"sparse": args.sparse, "late_interaction": args.late_interaction}
+        return Index.create(args.output, embedder, **options, **derived, **_prompts(args, embedder)), True
     except ExistsError as error:
         error.add_note("pass --refresh to update it")
         raise
+
+
+def _check_derived(args: argparse.Namespace, existing: Index) -> None:
+    """Refuse other sparse and late-interaction models than those that an index was created with."""
+    from bertie.checkpoints.hub import absolute_name
+
+    for name in ("sparse", "late_interaction"):
+        given, settings = getattr(args, name), existing.config.get(name) or {}
+        if given is not None and absolute_name(given) != settings.get("model"):
+            flag, built_with = "--" + name.replace("_", "-"), settings.get("model", "none")
+            location = _without_password(args.output)
+            raise UsageError(f"{flag} {given}: {location} was built with {built_with}, which cannot be changed")
 
 
 def _prompts(args: argparse.Namespace, embedder: Embedder) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from bertie.cli import elmo
@@ -93,6 +94,16 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
             "vocabulary": tokenizer.vocab_size,
             "mask": tokenizer.mask_token,
         },
+        **_uses(checkpoint),
+        "max_length": checkpoint.max_length,
+        "memory_bytes": {"fp32": 4 * total, "bf16": 2 * total, "fp16": 2 * total, "int8": total},
+        "ignored": {"config_keys": spec.ignored, "weights": spec.weight_map.dropped},
+    }
+
+
+def _uses(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the folder says about the use of its model; None where it says nothing."""
+    return {
         "sentence": None
         if checkpoint.sentence is None
         else {
@@ -104,9 +115,12 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "cross_encoder": None
         if checkpoint.cross_encoder is None
         else {"activation": checkpoint.cross_encoder.activation},
-        "max_length": checkpoint.max_length,
-        "memory_bytes": {"fp32": 4 * total, "bf16": 2 * total, "fp16": 2 * total, "int8": total},
-        "ignored": {"config_keys": spec.ignored, "weights": spec.weight_map.dropped},
+        "sparse": None
+        if checkpoint.splade is None
+        else {"terms": checkpoint.model.config.vocab, "prompts": dict(checkpoint.splade.prompts)},
+        "late_interaction": None
+        if checkpoint.late_interaction is None
+        else {"dimension": checkpoint.late_interaction.dimension, **asdict(checkpoint.late_interaction.settings)},
     }
 
 
@@ -151,6 +165,10 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         "cross-encoder": ""
         if facts["cross_encoder"] is None
         else f"scores through {facts['cross_encoder']['activation']}",
+        "sparse": ""
+        if facts["sparse"] is None
+        else f"SPLADE: weights of {facts['sparse']['terms']:,} terms (bertie.SparseEmbedder)",
+        "late interaction": "" if facts["late_interaction"] is None else _late_interaction(facts["late_interaction"]),
         "max_length": f"{facts['max_length']:,} tokens",
         "memory": memory,
         "ignored": ", ".join(facts["ignored"]["config_keys"] + facts["ignored"]["weights"]) or "nothing",
@@ -158,3 +176,9 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     rows |= {f"dispatch: {name}": text for name, text in summarize(facts["dispatch"]).items()}
     width = max(map(len, rows))
     yield from (f"{name:<{width}}  {text}" for name, text in rows.items() if text)
+
+
+def _late_interaction(facts: dict[str, Any]) -> str:
+    """A line about a late-interaction model."""
+    expanded = f"queries expanded to {facts['query_length']} tokens" if facts["query_expansion"] else "plain queries"
+    return f"ColBERT: {facts['dimension']} dimensions per token, {expanded} (bertie.LateInteraction)"

@@ -1,4 +1,4 @@
-"""Rerank documents for a query with a cross-encoder; or score the pairs of a file, row by row."""
+"""Rerank documents for a query with a cross-encoder or a ColBERT model; or score the pairs of a file, row by row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import UsageError, add_head, add_input, add_model, add_output, add_top_k, load, open_input, verb
+from bertie.cli.common import (
+    UsageError,
+    add_head,
+    add_input,
+    add_model,
+    add_output,
+    add_top_k,
+    load,
+    model_name,
+    open_input,
+    verb,
+)
 from bertie.cli.stream import CHUNK_ROWS, READ_COLUMNS, READ_SCHEMA, Result, Stream, read_cells
 
 if TYPE_CHECKING:
@@ -17,6 +28,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """  bertie rerank "What do cats eat?" "Bread is baked from flour." "Cats eat meat and fish."
   bertie rerank "What do cats eat?" passages.txt --top-k 10 -m cross-encoder/ms-marco-MiniLM-L6-v2
+  bertie rerank "What do cats eat?" passages.txt -m ./my-colbert
   bertie rerank pairs.csv -o scores.csv -m ./my-reranker                 # columns: query, passage
 """
 
@@ -57,9 +69,9 @@ def run(args: argparse.Namespace) -> None:
         columns = [table.column(["query"], args.query_column, "--query-column"), document]
     stream = Stream(args, table, columns)
 
-    from bertie.tasks import Reranker
+    from bertie.cli.common import reranker_class
 
-    task = load(Reranker, args)
+    task = load(reranker_class(model_name(args), args.revision), args)
 
     def work(items: list[Any]) -> Iterator[dict[str, Any]]:
         inputs = items if pairs else [(query, text) for text in items]

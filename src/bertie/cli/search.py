@@ -1,4 +1,7 @@
-"""Search an index: dense (embeddings), lexical (BM25) or hybrid, with optional reranking."""
+"""Search an index: dense (embeddings), lexical (BM25), sparse (SPLADE) or hybrid, with optional reranking.
+
+With --rerank, an index that was created with --late-interaction is reranked by that model, from stored embeddings.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bertie.cli.common import (
     UsageError,
@@ -21,6 +24,7 @@ from bertie.cli.common import (
     built_in_model,
     check_rerank_weight,
     load,
+    reranker_class,
     verb,
 )
 from bertie.data.terminal import has_color
@@ -28,7 +32,7 @@ from bertie.data.terminal import has_color
 if TYPE_CHECKING:
     from bertie.cli.common import Verbs
     from bertie.search.filters import MetadataFilter
-    from bertie.search.index import SearchResults
+    from bertie.search.index import Index, SearchResults
     from bertie.search.records import MetadataValue
 
 EXAMPLE = """  bertie search my-index "how is text split into passages?"
@@ -48,7 +52,10 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("queries", nargs="+", metavar="QUERY", help="a query")
     add_top_k(parser, 10, "passages per query")
     parser.add_argument(
-        "--mode", choices=("hybrid", "dense", "lexical"), default="hybrid", help="retrieval method (default: hybrid)"
+        "--mode",
+        choices=("hybrid", "dense", "lexical", "sparse"),
+        default="hybrid",
+        help="retrieval method (default: hybrid; sparse needs an index with a SPLADE model)",
     )
     add_rerank(parser, "the passages")
     add_rerank_weight(parser)
@@ -78,14 +85,14 @@ def run(args: argparse.Namespace) -> None:
         if value < 1:
             raise UsageError(f"{flag} {value} must be at least 1")
     check_rerank_weight(args)
-    if args.mode == "lexical" and (args.prompt is not None or args.prompt_name is not None):
-        raise UsageError("--prompt is for embeddings, and --mode lexical has none; leave it out")
+    if args.mode in ("lexical", "sparse") and (args.prompt is not None or args.prompt_name is not None):
+        raise UsageError(f"--prompt is for dense embeddings, and --mode {args.mode} has none; leave it out")
     where = [condition for text in args.where for condition in parse_condition(text)]
 
     from bertie.search.index import Index
 
     with Index.open(args.index) as index:
-        if args.mode != "lexical":
+        if args.mode not in ("lexical", "sparse"):
             from bertie.tasks import Embedder
 
             args.model = args.model or index.config["model"]
@@ -93,11 +100,7 @@ def run(args: argparse.Namespace) -> None:
             if args.prompt_name is not None:
                 args.prompt = index.embedder.prompt_text(prompt_name=args.prompt_name)
         index.progress = True
-        reranker = None
-        if args.rerank or args.reranker:
-            from bertie.tasks import Reranker
-
-            reranker = load(Reranker, args, model=args.reranker or built_in_model())
+        reranker = load_reranker(args, index)
         searches = index.search_batch(
             args.queries,
             args.top_k,
@@ -116,6 +119,15 @@ def run(args: argparse.Namespace) -> None:
             print(json.dumps(record, ensure_ascii=False))
         else:
             print(format_results(results, total, color=has_color(sys.stdout)))
+
+
+def load_reranker(args: argparse.Namespace, index: Index) -> Any:
+    """The model of --reranker; with --rerank that of the index's token embeddings, or the built-in one."""
+    if args.reranker is None and not args.rerank:
+        return None
+    stored = index.config.get("late_interaction")
+    name = args.reranker or (stored["model"] if stored is not None else built_in_model())
+    return load(reranker_class(name), args, model=name)
 
 
 def parse_condition(text: str) -> list[MetadataFilter]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MAX_PAIRS = 1024  # of a text and a label per request, the server's default limit
 
 AggregationStrategy = Literal["average", "first", "max", "simple", "none"]
-Mode = Literal["hybrid", "dense", "lexical"]
+Mode = Literal["hybrid", "dense", "lexical", "sparse"]
 T = TypeVar("T")
 ListCall: TypeAlias = Call[T, list[T]]
 

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertie.config import Disentangled, EncoderConfig, Rotary, RotaryKey
+from bertie.errors import ConfigError
 from bertie.nn.norms import build_norm
 from bertie.ops.attention import attend
 from bertie.ops.contracts import AttentionInputs, Relative
 from bertie.ops.dispatch import DispatchTable
+from bertie.ops.torch.grouped_attention import attend_to_beginnings
 from bertie.text.batch import Batch
 
 
@@ -105,7 +107,7 @@ class SelfAttention(nn.Module):
             dropout,
             context.cache,
         )
-        y = attend(inputs, context.ops.attention[pattern])
+        y = self._attend(inputs, batch, context)
         if self.global_qkv is not None and batch.global_tokens is not None:
             y = self._attend_globally(x, y, batch, dropout)
         out: Tensor = self.out(y.flatten(1))  # (T, H, d) -> (T, D)
@@ -117,6 +119,23 @@ class SelfAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v
+
+    def _attend(self, inputs: AttentionInputs, batch: Batch, context: PassContext) -> Tensor:
+        """(T, H, d), by the resolved backend unless some tokens are not attended to."""
+        backends = context.ops.attention[inputs.pattern]
+        if batch.key_lengths is None:
+            return attend(inputs, backends)
+        if self.disentangled is not None or self.global_qkv is not None:
+            raise ConfigError("tokens that are not attended to are not supported by this encoder's attention")
+        if inputs.rotation is not None:
+            inputs.q, inputs.k = backends.rotate(inputs.q, inputs.k, *inputs.rotation)
+        return attend_to_beginnings(
+            *(inputs.q, inputs.k, inputs.v, inputs.lengths, batch.key_lengths),
+            scale=inputs.scale,
+            pattern=inputs.pattern,
+            relative=inputs.relative,
+            dropout=inputs.dropout,
+        )
 
     def relative_terms(self, context: PassContext) -> Relative | None:
         """This layer's score terms that depend on distance."""

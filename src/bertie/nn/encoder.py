@@ -116,7 +116,9 @@ class Encoder(nn.Module):
 
     def _run_frozen(self, batch: Batch) -> Tensor | None:
         """(T, D) the output of the frozen layers from the compiled encoder; None where it cannot run them."""
-        if not self.frozen_layers or not self.training or not self.dispatch(training=False).native:
+        if batch.key_lengths is not None or not self.frozen_layers or not self.training:
+            return None
+        if not self.dispatch(training=False).native:
             return None
         return packed.run_frozen(self, batch, self.frozen_layers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -13,6 +14,7 @@ from bertie.errors import ConfigError, InputError
 from bertie.nn.norms import build_norm
 from bertie.nn.pooling import Pooling
 from bertie.nn.row_blocks import TOKEN_ROWS, in_row_blocks, linear_by_row
+from bertie.nn.term_pooling import largest_logits
 from bertie.ops import dispatch
 from bertie.ops.torch.eager import activation_function
 from bertie.text.batch import Batch
@@ -112,6 +114,11 @@ class Head(nn.Module):
         assert run is not None
         out: Tensor = run(x, matrix, bias, targets, weights)
         return out
+
+    def largest_logits(self, hidden: Tensor, words: Tensor, lengths: Sequence[int]) -> Tensor:
+        """(T, D) -> (B, V) the largest logit of each term over the tokens of each text, for training."""
+        matrix, bias = (words, self.bias) if self.out is None else (self.out.weight, self.out.bias)
+        return largest_logits(self._transform(hidden), matrix, bias, lengths)
 
     def add_segments(self, batch: Batch) -> Batch:
         """The batch with the segment ids that this head derives for texts that have none."""

@@ -35,6 +35,7 @@ def run(encoder: Encoder, batch: Batch, depth: int | None = None) -> Tensor | No
     """
     if (
         batch.global_tokens is not None
+        or batch.key_lengths is not None
         or not (batch.ids.dtype == batch.segments.dtype == torch.int64)
         or not (batch.ids.is_contiguous() and batch.segments.is_contiguous())
         or batch.cu_seqlens.dtype != torch.int32

@@ -166,6 +166,7 @@ class ForwardGraphs:
             len(batch.ids) <= self.max_tokens
             and batch.ids.is_cuda
             and batch.global_tokens is None
+            and batch.key_lengths is None
             and batch.max_len <= max_length
             and sum(batch.lengths) == len(batch.ids)  # else it has spare room already
             and not torch.cuda.is_current_stream_capturing()

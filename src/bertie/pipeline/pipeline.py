@@ -110,13 +110,20 @@ class Pipeline(Generic[Options, Output, Result]):
         *,
         overflow: Overflow = "window",
         deterministic: bool = False,
+        max_length: int | None = None,
     ) -> None:
         self.checkpoint, self.tokenizer, self.task = checkpoint, tokenizer, task
+        self._max_length = max_length  # of a window; None: the checkpoint's
         self.overflow, self.deterministic = overflow, deterministic
         use_one_thread_in_forks()
         if deterministic:
             # A size is replayed from its eighth batch on, by other attention kernels: the last bits would change.
             checkpoint.model.replay = False
+
+    @property
+    def max_length(self) -> int:
+        """The tokens of a window, special tokens included."""
+        return self.checkpoint.max_length if self._max_length is None else self._max_length
 
     def chunks(self, inputs: Iterable[TaskInput[Options]], texts: object = None) -> Iterator[Iterable[Result]]:
         """Results in order, chunk by chunk, with a bounded number of inputs in memory.
@@ -174,7 +181,7 @@ class Pipeline(Generic[Options, Output, Result]):
                     checked_text(text, task_input.name)
             raise
         unknown = self.tokenizer.count_unknown(encodings)
-        size, limit = inputs[0].window_size, self.checkpoint.max_length
+        size, limit = inputs[0].window_size, self.max_length
         limit = 0 if size == "sentence" else min(limit, size or limit)
         return Chunk(inputs, encodings, limit, self.split, unknown)
 
@@ -190,7 +197,7 @@ class Pipeline(Generic[Options, Output, Result]):
 
     def split(self, task_input: TaskInput[Any], encoding: Encoding) -> list[Window]:
         """The windows of one input, as `overflow` says."""
-        max_length = self.checkpoint.max_length
+        max_length = self.max_length
         if len(encoding) > max_length and self.overflow == "error":
             raise InputError(
                 f"{task_input.name} has {len(encoding)} tokens and the model reads {max_length} at once; shorten it, "

@@ -12,11 +12,9 @@ after each change.)
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
-import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,11 +26,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertie.data.draft_folder import draft_folder
 from bertie.data.progress import Progress
 from bertie.errors import CheckpointError
 from bertie.search.analyzer import WORD, Analyzer
-from bertie.search.checksums import compute_checksums, corrupt_files
+from bertie.search.array_folder import corrupt_array_file, load_arrays, save_arrays
 from bertie.search.records import FloatArray, Keys
 from bertie.search.vector_block import top_k
 from bertie.search.vector_store import VectorStore
@@ -85,47 +82,23 @@ class _BM25Segment:
 
     def save(self, folder: Path, index: str) -> None:
         """Write the segment of the index with that id atomically."""
-        folder.parent.mkdir(exist_ok=True)
-        with draft_folder(folder) as draft:
-            for name, values in self.arrays.items():
-                np.save(draft / name, values)
-            (draft / "terms.txt").write_text("\n".join(self.vocabulary), encoding="utf-8")
-            record = {"index": index, "files": compute_checksums(draft)}
-            (draft / "checksums.json").write_text(json.dumps({"checksum": _checksum(record), **record}))
+        save_arrays(folder, self.arrays, index, {"terms.txt": "\n".join(self.vocabulary)})
 
     @classmethod
     def load(cls, folder: Path, index: str) -> _BM25Segment | None:
         """Read a saved segment; None if it is corrupt, or of another index."""
         try:
-            if _corrupt_file(folder, index):
-                return None
-            terms = (folder / "terms.txt").read_text(encoding="utf-8").split()
-            mode: Any = "r" if terms else None  # empty arrays cannot be memory-mapped
-            arrays = {file.stem: np.load(file, mmap_mode=mode) for file in folder.glob("*.npy")}
-            return cls({term: number for number, term in enumerate(terms)}, arrays)
-        except (OSError, ValueError, KeyError):  # another process may be removing it
+            arrays = load_arrays(folder, index)
+            terms = [] if arrays is None else (folder / "terms.txt").read_text(encoding="utf-8").split()
+            return None if arrays is None else cls({term: number for number, term in enumerate(terms)}, arrays)
+        except (OSError, KeyError):  # another process may be removing it
             return None
-
-
-def _corrupt_file(folder: Path, index: str) -> str | None:
-    """Return the name of a corrupt file of a saved segment."""
-    try:
-        record = json.loads((folder / "checksums.json").read_text())
-        if record.pop("checksum") != _checksum(record) or record["index"] != index:
-            return "checksums.json"
-        return next(iter(corrupt_files(folder, record["files"])), None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "checksums.json"
-
-
-def _checksum(record: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(record).encode())
 
 
 def verify_bm25(folder: Path, index: str) -> None:
     """Raise an error that names a corrupt file of the saved segments."""
     for segment in sorted(folder.glob("[0-9]*-[0-9]*")):
-        if name := _corrupt_file(segment, index):
+        if name := corrupt_array_file(segment, index):
             raise CheckpointError(f"{segment / name} is corrupt; the next lexical search rebuilds it")
 
 
@@ -175,17 +148,28 @@ class BM25Index:
             weight = np.float32(frequency * math.log(1 + (self._passages - matches + 0.5) / (matches + 0.5)))
             for segment_scores, (rows, counts), norms in zip(scores, postings, self._norms, strict=True):
                 segment_scores[rows] += weight * counts / (counts + norms[rows])
-        keys, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
-        for segment, segment_scores in zip(self.segments, scores, strict=True):
-            if allowed is not None:
-                segment_scores[~np.isin(segment.keys, allowed, assume_unique=True)] = 0
-            keys.append(segment.keys[segment_scores > 0])
-            values.append(segment_scores[segment_scores > 0])
-        all_keys, all_scores = np.concatenate(keys), np.concatenate(values)
-        if len(all_keys) > k:
-            best = all_scores >= np.partition(all_scores, -k)[-k]
-            all_keys, all_scores = all_keys[best], all_scores[best]
-        return top_k(all_keys, all_scores, k)
+        return rank_positive([segment.keys for segment in self.segments], scores, k, allowed)
+
+
+def rank_positive(
+    keys: Sequence[Keys], scores: Sequence[FloatArray], k: int, allowed: Keys | None = None
+) -> tuple[Keys, FloatArray]:
+    """Return keys and scores of the k best passages with scores above 0, best first, over segments.
+
+    >>> rank_positive([np.array([1, 2]), np.array([5])], [np.float32([0, 2]), np.float32([3])], 5)[0].tolist()
+    [5, 2]
+    """
+    all_keys, all_scores = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+    for segment_keys, segment_scores in zip(keys, scores, strict=True):
+        if allowed is not None:
+            segment_scores[~np.isin(segment_keys, allowed, assume_unique=True)] = 0
+        all_keys.append(segment_keys[segment_scores > 0])
+        all_scores.append(segment_scores[segment_scores > 0])
+    ranked, values = np.concatenate(all_keys), np.concatenate(all_scores)
+    if len(ranked) > k:
+        best = values >= np.partition(values, -k)[-k]
+        ranked, values = ranked[best], values[best]
+    return top_k(ranked, values, k)
 
 
 def _build_segments(texts: Iterable[tuple[int, str]], analyzer: Analyzer) -> Iterator[_BM25Segment]:

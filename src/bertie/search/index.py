@@ -17,16 +17,16 @@ from bertie.pipeline.reporting import show_progress
 from bertie.pipeline.unknown_tokens import one_warning
 from bertie.search.analyzer import Analyzer
 from bertie.search.ask import DEFAULT_PASSAGES, AskResult, default_reader, read_passages
-from bertie.search.bm25 import BM25Index, refresh_bm25, verify_bm25
 from bertie.search.document_input import DocumentColumns, count_documents, group_documents, read_input
 from bertie.search.document_reader import Paths, ReadOptions
 from bertie.search.file_changes import FileChanges
 from bertie.search.filters import MetadataFilter, parse_filters
-from bertie.search.index_config import check_model, index_config, load_embedder, make_chunker
+from bertie.search.index_config import IndexPrompts, check_model, index_config, load_embedder, make_chunker
 from bertie.search.local_catalog import restore_checksums
 from bertie.search.local_store import LocalStore
 from bertie.search.locations import create_store, open_store
 from bertie.search.model_identity import model_fingerprint
+from bertie.search.passage_indexes import PassageIndexes, derived_config
 from bertie.search.records import Document, EmbeddedDocument, FloatArray, IndexUpdate
 from bertie.search.searcher import DEFAULT_DEPTH, Searcher, SearchHit, SearchMode, SearchResults
 from bertie.search.vector_block import EmbeddingPrecision
@@ -35,17 +35,19 @@ from bertie.tasks.display import html_table, shorten
 
 if TYPE_CHECKING:
     from bertie.search.chunking import Chunker
+    from bertie.search.searcher import AnyReranker
     from bertie.tasks.answer import Reader
     from bertie.tasks.embed import Embedder
-    from bertie.tasks.rerank import Reranker
+    from bertie.tasks.late_interaction import LateInteraction
+    from bertie.tasks.sparse import SparseEmbedder
 
 __all__ = ["Index", "IndexUpdate", "SearchHit", "SearchResults", "model_fingerprint"]
 
 COMMIT_PASSAGES = 1024  # passages per commit: what a kill may lose
 
 
-class Index:
-    """A searchable index of the passages of documents: dense, lexical (BM25) or hybrid.
+class Index(PassageIndexes):
+    """A searchable index of the passages of documents: dense, lexical (BM25), sparse (SPLADE) or hybrid.
 
     Its location is a folder; or `postgresql://…`, a database with pgvector, where `#NAME` at the
     end selects one of several indexes; or `lance://FOLDER`, for more passages than fit into memory.
@@ -66,9 +68,8 @@ class Index:
     def __init__(self, store: VectorStore, embedder: Embedder | None = None) -> None:
         if isinstance(store, str | Path):
             raise InputError(f"use Index.open({str(store)!r}), or Index.create for a new index")
+        super().__init__()
         self.store, self._embedder = store, embedder
-        self._bm25: tuple[int, BM25Index] | None = None
-        self._analyzer: Analyzer | None = None
         self._chunker: Chunker | None = None
         self._versions: tuple[int, dict[str, str]] | None = None  # generation, and versions of documents by id
         if embedder is not None:
@@ -84,8 +85,9 @@ class Index:
         chunk_overlap: int | None = None,
         embedding_precision: EmbeddingPrecision = "fp32",
         language: str | None = "english",
-        query_prompt: str | None = None,
-        passage_prompt: str | None = None,
+        sparse: str | Path | SparseEmbedder | None = None,
+        late_interaction: str | Path | LateInteraction | None = None,
+        **prompts: Unpack[IndexPrompts],
     ) -> Self:
         """Create an empty index for the embeddings of a model, by default the built-in one.
 
@@ -93,9 +95,12 @@ class Index:
         less if the maximum length of the model is shorter. `embedding_precision` of an index in a
         folder is "fp32", "int8" (a quarter of the size) or "binary" (bits for retrieval, int8 for
         scoring); the index can be searched with the model in any precision. `language` selects the
-        stemmer and the stop words of lexical search, None disables both. The prompts, such as
-        "query: " and "passage: ", go before queries and passages when they are embedded; by default
-        they are the checkpoint's prompts "query", and "passage" or "document", if it has them.
+        stemmer and the stop words of lexical search, None disables both. `query_prompt` and
+        `passage_prompt`, such as "query: " and "passage: ", go before queries and passages when they
+        are embedded; by default they are the checkpoint's prompts "query", and "passage" or
+        "document", if it has them. An index in a folder can have sparse embeddings as well
+        (`sparse`, a SPLADE model) and the token embeddings of a model that reranks
+        (`late_interaction`, a ColBERT model).
         """
         embedder = load_embedder(model)
         config = index_config(
@@ -104,12 +109,14 @@ class Index:
             chunk_overlap=chunk_overlap,
             embedding_precision=embedding_precision,
             language=language,
-            query_prompt=query_prompt,
-            passage_prompt=passage_prompt,
+            **prompts,
         )
+        derived, sparse_embedder, late = derived_config(location, sparse, late_interaction)
         make_chunker(embedder, config["chunk_size"], config["chunk_overlap"])
         Analyzer(language)
-        return cls(create_store(location, embedder.dimension, config), embedder)
+        index = cls(create_store(location, embedder.dimension, config | derived), embedder)
+        index._sparse, index._late = sparse_embedder, late
+        return index
 
     @classmethod
     def open(cls, location: str | Path, model: str | Path | Embedder | None = None, *, verify: bool = False) -> Self:
@@ -158,20 +165,9 @@ class Index:
     def verify(self) -> None:
         """Read everything, and raise an error that names what is corrupt."""
         self.store.verify()
-        if (folder := self._lexical_folder) is not None:
-            verify_bm25(folder, self.store.id)
-
-    @property
-    def _lexical_folder(self) -> Path | None:
-        folder = getattr(self.store, "folder", None)  # for a database, the BM25 index is kept in memory
-        return None if folder is None else folder / "lexical"
+        self._verify_derived()
 
     # --- the model ---
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """How the index was built: model, precisions, chunk size, language, prompts."""
-        return self.store.config
 
     @property
     def embedder(self) -> Embedder:
@@ -199,13 +195,6 @@ class Index:
         if self._chunker is None:
             self._chunker = make_chunker(self.embedder, self.config["chunk_size"], self.config["chunk_overlap"])
         return self._chunker
-
-    @property
-    def analyzer(self) -> Analyzer:
-        """The text analyzer of lexical search."""
-        if self._analyzer is None:
-            self._analyzer = Analyzer(self.config["language"])
-        return self._analyzer
 
     def embed(self, texts: Sequence[str], prompt: str | None = None) -> FloatArray:
         """Return unit-length embeddings of texts, (n, D), with a prompt before each, by default that of passages."""
@@ -370,7 +359,7 @@ class Index:
         k: int = 10,
         *,
         mode: SearchMode = "hybrid",
-        rerank: Reranker | None = None,
+        rerank: AnyReranker | None = None,
         where: Mapping[str, Any] | Sequence[MetadataFilter] = (),
         rerank_weight: float | None = None,
         depth: int = DEFAULT_DEPTH,
@@ -379,11 +368,12 @@ class Index:
     ) -> SearchResults:
         """Return the k best passages for a query.
 
-        `mode` is "dense" (embeddings), "lexical" (BM25), or "hybrid" (both, combined by reciprocal rank fusion). With
-        `rerank`, a cross-encoder reranks the best `depth` passages. Their score is that of the reranker, with the
-        weight `rerank_weight` (by default 1 for a cross-encoder and 0.2 for one of several heads of a model), and of
-        the retrieval, with the rest, both min-max normalized. `where` filters documents by metadata:
-        `{"lang": "en", "year >=": 1990, "topic": ["a", "b"]}`.
+        `mode` is "dense" (embeddings), "lexical" (BM25), "sparse" (SPLADE, if the index has such a model), or "hybrid"
+        (all that it has, combined by reciprocal rank fusion). With `rerank`, a cross-encoder or a late-interaction
+        model, whose token embeddings may be stored, reranks the best `depth` passages. Their score is that of the
+        reranker, with the weight `rerank_weight` (by default 1 for a model of its own and 0.2 for one of several heads
+        of a model), and of the retrieval, with the rest, both min-max normalized. `where` filters documents by
+        metadata: `{"lang": "en", "year >=": 1990, "topic": ["a", "b"]}`.
 
         `weights`, such as `{"dense": 1, "lexical": 0.3, "rerank": 2}`, replace rank fusion by a weighted sum of min-max
         normalized scores; the reranker is then one of the summands. `bertie eval --beir --tune` finds good weights.
@@ -398,7 +388,7 @@ class Index:
         k: int = 10,
         *,
         mode: SearchMode = "hybrid",
-        rerank: Reranker | None = None,
+        rerank: AnyReranker | None = None,
         where: Mapping[str, Any] | Sequence[MetadataFilter] = (),
         rerank_weight: float | None = None,
         depth: int = DEFAULT_DEPTH,
@@ -410,7 +400,8 @@ class Index:
             raise InputError("search_batch takes a list of queries; pass a single one to search")
         filters = parse_filters(where)
         stages: dict[str, Any] = {"reranker": rerank, "rerank_weight": rerank_weight, "weights": weights}
-        searcher = Searcher(k=k, mode=mode, where=filters, depth=depth, prompt=prompt, **stages)
+        options: dict[str, Any] = {"depth": depth, "prompt": prompt, "has_sparse": self.has_sparse}
+        searcher = Searcher(k=k, mode=mode, where=filters, **options, **stages)
         return searcher.run(self, queries) if queries else []
 
     def ask(
@@ -421,7 +412,7 @@ class Index:
         reader: Reader | None = None,
         top_k: int = 1,
         no_answer_threshold: float | None = None,
-        rerank: Reranker | None = None,
+        rerank: AnyReranker | None = None,
         mode: SearchMode = "hybrid",
         where: Mapping[str, Any] | Sequence[MetadataFilter] = (),
     ) -> AskResult:
@@ -437,9 +428,3 @@ class Index:
         results = self.search(question, k, mode=mode, rerank=rerank, where=where)
         reader = default_reader(self) if reader is None else reader
         return read_passages(results, reader, top_k=top_k, no_answer_threshold=no_answer_threshold)
-
-    def load_lexical(self) -> BM25Index:
-        """Return the BM25 index, updated after changes: the first step of a lexical search."""
-        progress = bool(self.progress)
-        self._bm25 = refresh_bm25(self.store, self.analyzer, self._lexical_folder, self._bm25, progress=progress)
-        return self._bm25[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from bertie._version import __version__
 from bertie.errors import InputError
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 CHUNK_SIZE, CHUNK_OVERLAP = 256, 32  # tokens
 
 
+class IndexPrompts(TypedDict, total=False):
+    """What goes before queries and passages when they are embedded."""
+
+    query_prompt: str | None
+    passage_prompt: str | None
+
+
 def index_config(
     embedder: Embedder,
     *,
@@ -26,8 +33,8 @@ def index_config(
     chunk_overlap: int | None,
     embedding_precision: EmbeddingPrecision,
     language: str | None,
-    query_prompt: str | None,
-    passage_prompt: str | None,
+    query_prompt: str | None = None,
+    passage_prompt: str | None = None,
 ) -> dict[str, Any]:
     """The configuration of an index for a model's embeddings; see `Index.create` for the defaults."""
     from bertie.checkpoints.hub import absolute_name

@@ -1,4 +1,4 @@
-"""The stages of a search: dense and lexical retrieval, fusion, reranking and highlighting."""
+"""The stages of a search: dense, lexical and sparse retrieval, fusion, reranking and highlighting."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ from bertie.search.fusion import (
     reciprocal_rank_fusion,
     weighted_score_fusion,
 )
+from bertie.search.passage_embeddings import score_tokens, search_sparse
 from bertie.search.records import FloatArray, Keys, MetadataValue, StoredPassage
 from bertie.tasks.display import Displayed, html_rows, shorten
 
 if TYPE_CHECKING:
     from bertie.search.index import Index
+    from bertie.tasks.late_interaction import LateInteraction
     from bertie.tasks.rerank import Reranker
 
-SearchMode = Literal["hybrid", "dense", "lexical"]
-MODES: tuple[SearchMode, ...] = ("hybrid", "dense", "lexical")
+    AnyReranker = Reranker | LateInteraction
+
+SearchMode = Literal["hybrid", "dense", "lexical", "sparse"]
+MODES: tuple[SearchMode, ...] = ("hybrid", "dense", "lexical", "sparse")
 RETRY_SECONDS = 10.0  # a search is repeated while another process replaces what it retrieved, but not for longer
 HTML_CHARACTERS = 300  # of a passage, in a notebook
 DEFAULT_DEPTH = 100  # passages that each retriever hands to fusion and reranking
@@ -46,7 +50,8 @@ class SearchHit(Displayed):
     end: int
     headings: tuple[str, ...]
     score: float
-    # dense: cosine similarity; lexical: BM25; fused: of the fusion; rerank: of the model; combined: of both
+    # dense: cosine similarity; lexical: BM25; sparse: dot product; fused: of the fusion; rerank: of the model;
+    # combined: of both
     scores: Mapping[str, float]
     highlights: tuple[tuple[int, int], ...]  # spans of query terms in `text`
     metadata: Mapping[str, MetadataValue]
@@ -85,16 +90,19 @@ class Searcher:
 
     k: int
     mode: SearchMode
-    reranker: Reranker | None
+    reranker: AnyReranker | None
     rerank_weight: float | None = None
     where: Sequence[MetadataFilter]
     depth: int
     weights: Mapping[str, float] | None
     prompt: str | None = None  # before each query when it is embedded; None: that of the index
+    has_sparse: bool = False  # whether the index has sparse embeddings
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise InputError(f"mode={self.mode!r} must be one of {', '.join(MODES)}")
+        if self.mode == "sparse" and not self.has_sparse:
+            raise InputError("mode='sparse' needs an index with sparse embeddings: pass sparse= to Index.create")
         for name, value in (("k", self.k), ("depth", self.depth)):
             if value < 1:
                 raise InputError(f"{name}={value} must be at least 1")
@@ -108,7 +116,8 @@ class Searcher:
 
     @property
     def _retrievers(self) -> list[str]:
-        return ["dense", "lexical"] if self.mode == "hybrid" else [self.mode]
+        sparse = ["sparse"] if self.has_sparse else []
+        return ["dense", "lexical", *sparse] if self.mode == "hybrid" else [self.mode]
 
     @property
     def _weighted_stages(self) -> list[str]:
@@ -120,7 +129,7 @@ class Searcher:
         last: str = "fused" if self.mode == "hybrid" else self.mode
         limit = self.k if self.reranker is None else max(self.k, self.depth)
         embeddings = None
-        if self.mode != "lexical":
+        if "dense" in self._retrievers:
             with timer("encode"):
                 prompt = index.config["query_prompt"] if self.prompt is None else self.prompt
                 embeddings = index.embed(queries, prompt)
@@ -138,7 +147,7 @@ class Searcher:
         if self.reranker is not None:
             first, last = last, "rerank"
             with timer("rerank"), no_warning():  # the queries are counted when they are embedded
-                _rerank(self.reranker, queries, ranked, scores)
+                _rerank(index, self.reranker, queries, ranked, scores)
             if self.weights is not None:
                 last = "fused"
                 with timer("fuse"):
@@ -165,12 +174,19 @@ class Searcher:
         if embeddings is not None:
             with timer("dense"):
                 retrieved["dense"] = index.store.search(embeddings, count, self.where)
-        if self.mode != "dense":
+        allowed = index.store.matching_keys(self.where) if self.where and self.mode != "dense" else None
+        if "lexical" in self._retrievers:
             with timer("load"):
                 bm25 = index.load_lexical()
-            allowed = index.store.matching_keys(self.where) if self.where else None
             with timer("lexical"):
                 retrieved["lexical"] = [bm25.search(query, count, allowed) for query in queries]
+        if "sparse" in self._retrievers:
+            with timer("load"):
+                embeddings_of_terms = index.load_sparse()
+            with timer("encode"), no_warning():
+                terms = index.embed_sparse(queries)
+            with timer("sparse"):
+                retrieved["sparse"] = [search_sparse(embeddings_of_terms, query, count, allowed) for query in terms]
         scores = [{stage: _by_key(*results[i]) for stage, results in retrieved.items()} for i in range(len(queries))]
         if self.mode == "hybrid":
             with timer("fuse"):
@@ -198,18 +214,32 @@ def _by_key(keys: Keys, scores: FloatArray) -> dict[int, float]:
 
 
 def _rerank(
-    reranker: Reranker, queries: Sequence[str], ranked: list[list[StoredPassage]], scores: list[Scores]
+    index: Index,
+    reranker: AnyReranker,
+    queries: Sequence[str],
+    ranked: list[list[StoredPassage]],
+    scores: list[Scores],
 ) -> None:
-    """Sort passages by the scores of a cross-encoder; the sort is stable."""
-    pairs = [(query, stored.passage.text) for query, ranking in zip(queries, ranked, strict=True) for stored in ranking]
-    predictions = iter(reranker.predict(pairs, progress=False).tolist() if pairs else ())
+    """Sort passages by the scores of a reranker; the sort is stable."""
+    from bertie.tasks.late_interaction import LateInteraction
+
+    if isinstance(reranker, LateInteraction) and index.stores_tokens_of(reranker):
+        stored_tokens = index.load_token_embeddings()
+        embedded = reranker.embed_queries(queries, progress=False)
+        keys = [[stored.key for stored in ranking] for ranking in ranked]
+        found = [score_tokens(stored_tokens, *pair) for pair in zip(embedded, keys, strict=True)]
+        predictions: Iterator[float] = chain.from_iterable(found)
+    else:
+        rankings = zip(queries, ranked, strict=True)
+        pairs = [(query, stored.passage.text) for query, ranking in rankings for stored in ranking]
+        predictions = iter(reranker.predict(pairs, progress=False).tolist() if pairs else ())
     for ranking, by_stage in zip(ranked, scores, strict=True):
         reranked = by_stage["rerank"] = {stored.key: next(predictions) for stored in ranking}
         ranking.sort(key=lambda stored, reranked=reranked: -reranked[stored.key])  # type: ignore[misc]
 
 
-def rerank_weight(reranker: Reranker, weight: float | None = None) -> float:
-    """The weight of a reranker's score if none is given: 1 for a cross-encoder, less for one of a model's heads."""
+def rerank_weight(reranker: AnyReranker, weight: float | None = None) -> float:
+    """The weight of a reranker's score if none is given: 1 for a model of its own, less for one of a model's heads."""
     if weight is not None:
         return weight
     return RERANK_WEIGHT if len(reranker.checkpoint.heads) > 1 else 1.0

@@ -40,8 +40,9 @@ from bertie.serve.queue import (
     Ticket,
     current_ticket,
 )
-from bertie.serve.tasks import SparseEmbedder
 from bertie.tasks import registry
+from bertie.tasks.late_interaction import TokenVectorEncoder
+from bertie.tasks.sparse import SparseEmbedder
 from bertie.tasks.token_embeddings import TokenEmbedder
 from bertie.tasks.zero_shot import ZeroShot
 from bertie.text.batch import Batch
@@ -49,7 +50,12 @@ from bertie.text.encoding import Encodings
 
 LONG_CHARACTERS = 8 * TURN  # a text with more has more than one turn's tokens, but for rare exceptions
 LONG_NICE = 5  # added to the niceness of the threads for long jobs: short ones come first where cores are short
-TASK_NAMES: dict[type, str] = {ZeroShot: "zero-shot", TokenEmbedder: "embed", SparseEmbedder: "embed"}
+TASK_NAMES: dict[type, str] = {
+    ZeroShot: "zero-shot",
+    TokenEmbedder: "embed",
+    SparseEmbedder: "embed",
+    TokenVectorEncoder: "late-interaction",
+}
 
 Answer = tuple[QueuedJob, int, Any]  # a job, the index of one of its windows, and the window's output
 

@@ -16,7 +16,17 @@ from bertie.checkpoints.hub import default_model, is_local_folder, to_string
 from bertie.config import PAIR_LABELS, Precision
 from bertie.errors import BertieError, ConfigError, InputError, NotFoundError
 from bertie.serve.engine import BatchStats, Engine, EngineStats
-from bertie.tasks import Classifier, Embedder, MaskedLM, ReplacedTokenDetector, Reranker, ZeroShot, registry
+from bertie.tasks import (
+    Classifier,
+    Embedder,
+    LateInteraction,
+    MaskedLM,
+    ReplacedTokenDetector,
+    Reranker,
+    SparseEmbedder,
+    ZeroShot,
+    registry,
+)
 from bertie.tasks.base import Task
 
 AnyTask = TypeVar("AnyTask", bound=Task[Any, Any, Any] | ZeroShot)
@@ -37,7 +47,7 @@ class ServedModel:
         self._lock = Lock()
         self._users = 0
         self._idle = Condition(Lock())
-        # By name of the head; "embed" needs none, and "zero-shot" uses one of them in its own way.
+        # By name of the head; embeddings need none of their own, and "zero-shot" uses one of them in its own way.
         self.tasks: dict[str, Task[Any, Any, Any] | ZeroShot] = {}
         if checkpoint.tokenizer is None:
             raise NotFoundError(f"the model {name!r} has no tokenizer, and reading texts needs one")
@@ -51,7 +61,12 @@ class ServedModel:
                 self.tasks[head] = self.task(ReplacedTokenDetector, head=head)
             elif info.kind in PAIR_LABELS:
                 self.tasks[head] = self.task(Classifier, head=head)
-        self.tasks["embed"] = self.task(Embedder)
+        if checkpoint.splade is not None:
+            self.tasks["sparse"] = self.task(SparseEmbedder)
+        elif checkpoint.late_interaction is not None:
+            self.tasks["late-interaction"] = self.task(LateInteraction)
+        else:
+            self.tasks["embed"] = self.task(Embedder)
         with suppress(BertieError):  # no NLI head, or several: then a request names one
             self.tasks["zero-shot"] = self.task(ZeroShot)
 

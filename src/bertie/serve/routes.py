@@ -79,6 +79,7 @@ _SPARSE = list[list[tei.SparseValue]]
 # The endpoints of tasks, by name. Their paths stand in the table of tasks (`bertie.tasks.registry`).
 _TASK_ENDPOINTS: dict[str, tuple[Handler, type[BaseModel], Any, str, str]] = {
     "embed": (tei.embed, tei.EmbedRequest, list[list[float]], "Embed texts", TEI),
+    "sparse": (tei.embed_sparse, tei.EmbedAllRequest, _SPARSE, "Embed texts with a SPLADE model", TEI),
     "rerank": (tei.rerank, tei.RerankRequest, list[tei.Rank], "Rank texts by relevance to a query", TEI),
     "fill": (native.fill, native.FillRequest, native.FillResponse, "Fill-mask", BERTIE),
     "classify": (
@@ -104,7 +105,6 @@ _OTHER_ROUTES = (
     replace(_EMBEDDINGS, path="/embeddings"),
     Route("/v1/models", openai.list_models, None, openai.ModelList, "List the served models", OPENAI, "openai"),
     Route("/embed_all", tei.embed_all, tei.EmbedAllRequest, list[list[list[float]]], "Embed every token", TEI),
-    Route("/embed_sparse", tei.embed_sparse, tei.EmbedAllRequest, _SPARSE, "Embed texts with a SPLADE model", TEI),
     Route("/predict", tei.predict, tei.PredictRequest, _PREDICTIONS, "Classify a text or a batch of texts", TEI),
     Route("/similarity", tei.similarity, tei.SimilarityRequest, list[float], "Compare sentences with a text", TEI),
     Route("/tokenize", tei.tokenize, tei.TokenizeRequest, list[list[tei.TokenData]], "Tokenize texts", TEI),

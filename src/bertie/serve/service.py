@@ -22,6 +22,7 @@ from bertie.serve.limits import Limits
 from bertie.serve.queue import Ticket, TokenLimitExceeded
 from bertie.tasks.base import Task
 from bertie.tasks.embed import Embedder
+from bertie.tasks.late_interaction import LateInteraction
 from bertie.tasks.rerank import Reranker
 from bertie.tasks.zero_shot import Method, ZeroShot, entailment_label
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from bertie.text.tokenizer import Tokenizer
 
 T = TypeVar("T", bound=Task[Any, Any, Any])
+R = TypeVar("R", bound=Reranker)
 FLOAT_BYTES = 12  # of a float32 in a reply, with its comma
 LARGE_WORK = 1 << 15  # bytes of a body, characters of texts or values of a reply
 MIN_CHARACTERS = 1 << 20  # that the texts of a request may have together at any --max-body-bytes
@@ -116,7 +118,7 @@ class Service:
         """A task over the first model that has a head for it."""
         names = self.candidates(model)
         if issubclass(kind, Embedder):  # any encoder can embed; prefer those trained for it
-            names = sorted(names, key=lambda name: self.registry[name].checkpoint.sentence is None)
+            names = sorted(self._dense(names), key=lambda name: self.registry[name].checkpoint.sentence is None)
         for name in names:
             if kind.kind is None or any(kind._fits(info) for info in self.registry[name].checkpoint.heads.values()):
                 context.model = name
@@ -126,6 +128,33 @@ class Service:
         needed = "a reranking head, one with a single score" if issubclass(kind, Reranker) else HEADS[str(kind.kind)]
         subject = f"the model {names[0]!r} lacks" if len(names) == 1 else "none of the served models has"
         raise ApiError("unsupported_by_model", f"this needs {needed}, which {subject}")
+
+    def _dense(self, names: list[str]) -> list[str]:
+        """The models without sparse or token embeddings of their own."""
+        checkpoints = {name: self.registry[name].checkpoint for name in names}
+        others = {name: c.splade is not None for name, c in checkpoints.items() if c.splade or c.late_interaction}
+        if len(others) == len(names):
+            kind, use = ("SPLADE", "/embed_sparse") if others[names[0]] else ("late-interaction", "/rerank")
+            raise ApiError("unsupported_by_model", f"the model {names[0]!r} is a {kind} model: use {use}")
+        return [name for name in names if name not in others]
+
+    def reranker(
+        self,
+        kind: type[R],
+        model: str | None,
+        context: RequestContext,
+        *,
+        head: str | None = None,
+        overflow: Overflow = "window",
+    ) -> R | LateInteraction:
+        """A task over the first model that has a reranking head or is a late-interaction model."""
+        for name in self.candidates(model):
+            checkpoint = self.registry[name].checkpoint
+            if any(kind._fits(info) for info in checkpoint.heads.values()):
+                break
+            if checkpoint.late_interaction is not None and head is None:
+                return self.task(LateInteraction, name, context, overflow=overflow)
+        return self.task(kind, model, context, head=head, overflow=overflow)
 
     def embedder(
         self, model: str | None, context: RequestContext, *, dimensions: int | None = None, **options: Any

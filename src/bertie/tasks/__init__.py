@@ -8,10 +8,12 @@ if TYPE_CHECKING:
     from bertie.tasks.classify import Classifier, Regressor
     from bertie.tasks.embed import Embedder
     from bertie.tasks.fill_mask import MaskedLM
+    from bertie.tasks.late_interaction import LateInteraction
     from bertie.tasks.loading import load
     from bertie.tasks.multi_task import MultiTask
     from bertie.tasks.replaced_tokens import ReplacedTokenDetector
     from bertie.tasks.rerank import Reranker
+    from bertie.tasks.sparse import SparseEmbedder
     from bertie.tasks.tag import Tagger
     from bertie.tasks.zero_shot import ZeroShot
     from bertie.tasks.zero_shot_tag import ZeroShotTagger
@@ -20,12 +22,14 @@ __all__ = [
     "Chooser",
     "Classifier",
     "Embedder",
+    "LateInteraction",
     "MaskedLM",
     "MultiTask",
     "Reader",
     "Regressor",
     "ReplacedTokenDetector",
     "Reranker",
+    "SparseEmbedder",
     "Tagger",
     "ZeroShot",
     "ZeroShotTagger",
@@ -37,12 +41,14 @@ _MODULES = {
     "Chooser": "choose",
     "Classifier": "classify",
     "Embedder": "embed",
+    "LateInteraction": "late_interaction",
     "MaskedLM": "fill_mask",
     "MultiTask": "multi_task",
     "Reader": "answer",
     "Regressor": "classify",
     "ReplacedTokenDetector": "replaced_tokens",
     "Reranker": "rerank",
+    "SparseEmbedder": "sparse",
     "Tagger": "tag",
     "ZeroShot": "zero_shot",
     "ZeroShotTagger": "zero_shot_tag",

@@ -299,3 +299,14 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
         assert self.head is not None
         out: Tensor = model.head(self.head)(hidden, batch, model.encoder.embeddings.words.weight)
         return out.float()
+
+
+def refuse_other_embeddings(checkpoint: Checkpoint) -> None:
+    """Refuse to pool a model that was trained for sparse or token embeddings: dense ones would be meaningless."""
+    if checkpoint.splade is not None:
+        raise InputError(f"{checkpoint.source} is a SPLADE model, with sparse embeddings: use bertie.SparseEmbedder")
+    if checkpoint.late_interaction is not None:
+        raise InputError(
+            f"{checkpoint.source} is a late-interaction (ColBERT) model, with one embedding per token: use "
+            "bertie.LateInteraction"
+        )

@@ -33,7 +33,7 @@ from bertie.pipeline.pipeline import Overflow
 from bertie.pipeline.reporting import length, show_progress
 from bertie.pipeline.unknown_tokens import one_warning
 from bertie.recipe import POOLINGS, Recipe
-from bertie.tasks.base import Task
+from bertie.tasks.base import Task, refuse_other_embeddings
 from bertie.tasks.decoding import average_windows
 from bertie.tasks.prompts import choose_prompt, prompt_tokens_in
 from bertie.tasks.results import EmbeddingResult
@@ -120,6 +120,7 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         self.recipe = self.recipe.replace(pooling=pooling, loss=loss_name, matryoshka=matryoshka)
 
     def _use(self, checkpoint: Checkpoint, head: str | None) -> None:
+        refuse_other_embeddings(checkpoint)
         Task._use(self, checkpoint, None)
         self.modules = self.modules_for(checkpoint, normalize=False)  # which `_finish` does
         if self.truncate_dim is not None and not 1 <= self.truncate_dim <= self.modules.dimension:

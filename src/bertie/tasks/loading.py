@@ -16,8 +16,10 @@ from bertie.tasks.choose import Chooser
 from bertie.tasks.classify import Classifier, Regressor
 from bertie.tasks.embed import Embedder
 from bertie.tasks.fill_mask import MaskedLM
+from bertie.tasks.late_interaction import LateInteraction
 from bertie.tasks.replaced_tokens import ReplacedTokenDetector
 from bertie.tasks.rerank import Reranker
+from bertie.tasks.sparse import SparseEmbedder
 from bertie.tasks.tag import Tagger
 from bertie.tasks.zero_shot_tag import ZeroShotTagger
 
@@ -32,6 +34,8 @@ LoadedTask = (
     | MaskedLM
     | Chooser
     | ReplacedTokenDetector
+    | SparseEmbedder
+    | LateInteraction
 )
 
 
@@ -72,8 +76,9 @@ def load(
 ) -> Task[Any, Any, Any]:
     """Load a model as the task it was trained for: a reranker, an embedder, or the task of its head.
 
-    The built-in model if no name is given. A bare encoder or a sentence model becomes an `Embedder`; `head`
-    names one of several heads over one encoder instead. `options` are those of `Checkpoint.load`.
+    The built-in model if no name is given. A bare encoder or a sentence model becomes an `Embedder`, a SPLADE model a
+    `SparseEmbedder`, a ColBERT model a `LateInteraction`; `head` names one of several heads over one encoder instead.
+    `options` are those of `Checkpoint.load`.
 
     >>> load(head="ner").tag(["Ada Lovelace was born in London."])[0].spans[0].text              # doctest: +SKIP
     'Ada Lovelace'
@@ -83,6 +88,10 @@ def load(
         return _task_of_head(checkpoint, named, overflow)
     if checkpoint.cross_encoder is not None and len(checkpoint.labels) == 1:
         return Reranker(checkpoint, overflow=overflow)
+    if checkpoint.splade is not None and head is None:
+        return SparseEmbedder(checkpoint, overflow=overflow)
+    if checkpoint.late_interaction is not None and head is None:
+        return LateInteraction(checkpoint, overflow=overflow)
     if checkpoint.sentence is not None and head is None:
         return Embedder(checkpoint, overflow=overflow)
     own = [row for row in registry.TASKS.values() if row.head_kind in checkpoint.spec.heads]

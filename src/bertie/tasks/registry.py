@@ -132,6 +132,25 @@ for _row in (
         own_folder=True,
     ),
     TaskRow(
+        name="sparse",
+        path="bertie.tasks.sparse:SparseEmbedder",
+        head_kind=None,  # it shares that of masked-language modelling
+        data_kind="embed",
+        metric="spearman",
+        endpoint="/embed_sparse",
+        verb="embed",
+        training="bertie.training.embedding.sparse:SparseTraining",
+    ),
+    TaskRow(
+        name="late-interaction",
+        path="bertie.tasks.late_interaction:LateInteraction",
+        head_kind=None,
+        data_kind="embed",
+        metric="spearman",
+        verb="rerank",
+        training="bertie.training.embedding.late_interaction:LateInteractionTraining",
+    ),
+    TaskRow(
         name="fill",
         path="bertie.tasks.fill_mask:MaskedLM",
         head_kind="mlm",

@@ -26,6 +26,42 @@ class EmbeddingResult(Displayed):
     tokens_unknown: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SparseEmbeddingResult(Displayed):
+    """The terms of a text, heaviest first: entries of the vocabulary and their weights, which are above 0."""
+
+    ids: NDArray[np.int32]
+    weights: NDArray[np.float32]
+    tokens: tuple[str, ...]  # as in the vocabulary
+    tokens_total: int
+    tokens_read: int
+    windows: int
+    tokens_unknown: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def _facts(self) -> dict[str, object]:
+        terms = dict(zip(self.tokens, self.weights.tolist(), strict=True))
+        facts = {name: value for name, value in Displayed._facts(self).items() if name not in self.__slots__[:3]}
+        return {"terms": terms, **facts}
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class TokenVectorsResult(Displayed):
+    """The token embeddings of a query or a document, for late interaction."""
+
+    vectors: NDArray[np.float32]  # (n, dimension), each of unit length
+    tokens: tuple[str, ...]  # as in the vocabulary
+    tokens_total: int
+    tokens_read: int
+    windows: int
+    tokens_unknown: int = 0
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class ClassificationResult(Displayed):
     """The label of a text. `scores` are probabilities, or the raw value of a regression head."""

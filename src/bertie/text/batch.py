@@ -34,6 +34,9 @@ class Batch:
     lengths: tuple[int, ...]  # the same on the host, so that no kernel has to synchronize
     # (T,) bool: tokens with global attention, in models that have it; None elsewhere.
     global_tokens: Tensor | None = None
+    # How many tokens at the beginning of each text are attended to: the others attend, but nothing attends to them, as
+    # with ColBERT's query expansion. None: all.
+    key_lengths: tuple[int, ...] | None = None
     # Cached by `ranges`. Not an argument, so that `replace` with other ids or segments resets it.
     _ranges: tuple[Range, Range] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -107,6 +110,7 @@ class Batch:
             cu_seqlens=self.cu_seqlens[first : last + 1] - start,
             lengths=self.lengths[first:last],
             global_tokens=None if self.global_tokens is None else self.global_tokens[tokens],
+            key_lengths=None if self.key_lengths is None else self.key_lengths[first:last],
         )
 
     def to(self, device: torch.device | str) -> Batch:
@@ -129,6 +133,13 @@ class Batch:
     def with_globals(self, global_tokens: Tensor | None) -> Batch:
         """The same batch with other global tokens."""
         return self._with(global_tokens=global_tokens)
+
+    def with_key_lengths(self, key_lengths: Sequence[int]) -> Batch:
+        """The same batch where only so many tokens at the beginning of each text are attended to."""
+        for b, (keys, length) in enumerate(zip(key_lengths, self.lengths, strict=True)):
+            if not 1 <= keys <= length:
+                raise InputError(f"key_lengths[{b}]={keys} must be from 1 to {length}, the tokens of text {b}")
+        return self._with(key_lengths=tuple(key_lengths))
 
     def _with(self, **changes: Any) -> Batch:
         """`replace`, keeping the cached ranges of ids and segments."""

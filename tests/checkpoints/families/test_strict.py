@@ -22,8 +22,8 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from bertie.checkpoints import storage as store
-from bertie.checkpoints.checkpoint import build
 from bertie.checkpoints.config_keys import IGNORED, NULLABLE, ConfigKeys
+from bertie.checkpoints.meta_model import build
 from bertie.checkpoints.model_spec import FAMILIES, ModelSpec, model_spec
 from bertie.config import EncoderConfig, HeadConfig, HeadName
 from bertie.errors import BertieError, CheckpointError, ConfigError

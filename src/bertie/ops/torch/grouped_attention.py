@@ -52,6 +52,27 @@ def attend(
     return joined if plan.back is None else joined[plan.back]
 
 
+def attend_to_beginnings(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: tuple[int, ...],
+    key_lengths: tuple[int, ...],
+    *,
+    scale: float,
+    pattern: Pattern,
+    relative: Relative | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """As `attend`, but only the first `key_lengths` tokens of each text are attended to; text by text."""
+    pieces = []
+    texts = zip(*(torch.split(x, list(lengths)) for x in (q, k, v)), key_lengths, strict=True)
+    for q_, k_, v_, keys in texts:
+        qs, ks, vs = (x.transpose(0, 1)[None] for x in (q_, k_[:keys], v_[:keys]))  # (n, H, d) -> (1, H, n, d)
+        pieces.append(_attend_stack(qs, ks, vs, scale, pattern, relative, None, dropout)[0].transpose(0, 1))
+    return torch.cat(pieces)
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """Texts grouped by length, and the token order by group and back; None if the tokens are in this order."""
@@ -99,19 +120,19 @@ def _attend_stack(
     global_keys: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """(b, H, n, d), (b, G, n, d), (b, G, n, d) -> (b, H, n, d)."""
-    n = q.shape[2]
+    """(b, H, n, d), (b, G, m, d), (b, G, m, d) -> (b, H, n, d); m = n, or the first m tokens are attended to."""
+    n, m = q.shape[2], k.shape[2]
     if k.shape[1] != q.shape[1]:
         share = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
     out = []
     for start in range(0, n, CHUNK):
         rows = range(start, min(n, start + CHUNK))
-        keys = range(n)
+        keys = range(m)
         if global_keys is None:
             before, after = visible_range(pattern)
             first = 0 if before < 0 else max(0, rows.start - before)
-            keys = range(first, n if after < 0 else min(n, rows.stop + after))
+            keys = range(first, m if after < 0 else min(m, rows.stop + after))
         qs = q[:, :, rows.start : rows.stop]
         ks, vs = (x[:, :, keys.start : keys.stop] for x in (k, v))
         bias = additive_mask(pattern, rows, keys, n, global_keys, q)

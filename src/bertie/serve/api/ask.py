@@ -28,7 +28,7 @@ class AskRequest(BaseModel):
         description="The highest probability of no answer at which a question is answered; by default that of the "
         "question answering head, if one was fitted, otherwise 1: always.",
     )
-    mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
+    mode: Literal["hybrid", "dense", "lexical", "sparse"] = "hybrid"
     rerank: bool = False
     where: dict[str, str | int | float | bool | Array[str | int | float | bool]] = Field(default_factory=dict)
 
@@ -65,7 +65,7 @@ def ask(service: Service, request: AskRequest, context: RequestContext) -> Any:
     """Answer questions from the best passages of the index."""
     questions = service.as_list(request.questions, "questions")
     reader = service.task(Reader, None, context)
-    reranker = service.task(Reranker, None, context) if request.rerank else None
+    reranker = service.reranker(Reranker, None, context) if request.rerank else None
     index = service.index(context)
     service.check_tokens([(question,) for question in questions], index.embedder, context)
     service.check_reply(len(questions) * request.top_k * HIT_BYTES)

@@ -28,6 +28,7 @@ from bertie.serve.api_errors import ApiError
 from bertie.serve.context import RequestContext, read_counts
 from bertie.serve.service import FLOAT_BYTES, Service, check_finite
 from bertie.serve.tasks import RawReranker
+from bertie.tasks.late_interaction import LateInteraction
 from bertie.tasks.rerank import Reranker
 
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
@@ -130,13 +131,13 @@ def rerank_documents(service: Service, request: CohereRerankRequest, context: Re
     service.check_count(request.documents, "documents")
     texts = [document if isinstance(document, str) else document.text for document in request.documents]
     kind = Reranker if request.model_scores else RawReranker
-    task = service.task(kind, request.model, context, head=request.head)
+    task = service.reranker(kind, request.model, context, head=request.head)
     service.check_tokens([(request.query, text) for text in texts], task, context)
     service.check_reply(sum(RESULT_BYTES + len(text) * request.return_documents for text in texts[: request.top_n]))
     ranked = task.rerank(request.query, texts)
     context.add_read(ranked)
     check_finite([np.array([document.score for document in ranked], dtype=np.float32)])
-    score = float if request.model_scores else probability
+    score = float if request.model_scores or isinstance(task, LateInteraction) else probability
     results = [
         {"index": document.index, "relevance_score": score(document.score), **read_counts(document)}
         | ({"document": {"text": document.text}} if request.return_documents else {})

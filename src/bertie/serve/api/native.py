@@ -362,7 +362,7 @@ class SearchRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
     queries: Texts = Field(examples=[QUERY])
     k: int = Field(10, ge=1, le=1000)
-    mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
+    mode: Literal["hybrid", "dense", "lexical", "sparse"] = "hybrid"
     rerank: bool = False
     rerank_weight: float | None = Field(
         None,
@@ -373,7 +373,7 @@ class SearchRequest(BaseModel):
     )
     where: dict[str, str | int | float | bool | Array[str | int | float | bool]] = Field(default_factory=dict)
     depth: int = Field(100, ge=1, le=1000)
-    weights: dict[Literal["dense", "lexical", "rerank"], float] | None = None
+    weights: dict[Literal["dense", "lexical", "sparse", "rerank"], float] | None = None
     prompt: Name | None = Field(None, description="Goes before each query, instead of the index's own prompt.")
     prompt_name: Name | None = Field(None, description="The name of one of the model's prompts, instead of `prompt`.")
 
@@ -411,7 +411,7 @@ class SearchResponse(Response):
 def search(service: Service, request: SearchRequest, context: RequestContext) -> Any:
     """Search the index."""
     queries = service.as_list(request.queries, "queries")
-    reranker = service.task(Reranker, None, context) if request.rerank else None
+    reranker = service.reranker(Reranker, None, context) if request.rerank else None
     index = service.index(context)
     options: dict[str, Any] = {"mode": request.mode, "where": request.where, "weights": request.weights}
     options["rerank_weight"] = request.rerank_weight

@@ -17,12 +17,13 @@ from bertie.serve.api_errors import ApiError
 from bertie.serve.context import RequestContext
 from bertie.serve.costs import check_tokens, text_groups
 from bertie.serve.service import FLOAT_BYTES, Service, check_finite
-from bertie.serve.tasks import RawClassifier, RawReranker, SparseEmbedder
+from bertie.serve.tasks import RawClassifier, RawReranker
 from bertie.tasks.classify import Classifier
 from bertie.tasks.decoding import sigmoid
 from bertie.tasks.embed import POOLING, Embedder
-from bertie.tasks.prompts import choose_prompt
+from bertie.tasks.late_interaction import LateInteraction
 from bertie.tasks.rerank import Reranker
+from bertie.tasks.sparse import SparseEmbedder
 from bertie.tasks.token_embeddings import TokenEmbedder
 
 if TYPE_CHECKING:
@@ -207,28 +208,24 @@ def embed_all(service: Service, request: EmbedAllRequest, context: RequestContex
 def embed_sparse(service: Service, request: EmbedAllRequest, context: RequestContext) -> Any:
     """Return SPLADE embeddings: the non-zero weights over the vocabulary."""
     for name in service.candidates(request.model):
-        splade = service.registry[name].checkpoint.splade
-        if splade is not None:
+        if service.registry[name].checkpoint.splade is not None:
             break
     else:
         raise ApiError("unsupported_by_model", "Model is not an embedding model with Splade pooling")
     task = service.task(SparseEmbedder, name, context, overflow=request.overflow)
-    default = splade.default_prompt
-    prompt = choose_prompt(request.prompt, request.prompt_name, prompts=splade.prompts, default=default)
-    texts = [prompt + text for text in service.texts(request.inputs, task, "inputs", context)]
-    texts = [text.lower() for text in texts] if splade.lower_case else texts
-    inputs = [TaskInput(f"text {i}", (text,), None) for i, text in enumerate(texts)]
+    texts = service.texts(request.inputs, task, "inputs", context)
     rows: list[Any] = []
     values = 0
-    for first in range(0, len(inputs), SPARSE_TEXTS):  # the dense weights of all texts may be gigabytes
-        results = list(task.run(inputs[first : first + SPARSE_TEXTS]))
+    for first in range(0, len(texts), SPARSE_TEXTS):  # stop early if the reply would be too large
+        batch = texts[first : first + SPARSE_TEXTS]
+        results = list(task.embed_each(batch, prompt=request.prompt, prompt_name=request.prompt_name))
         check_finite(result.weights for result in results)
         context.add_read(results)
-        values += sum(int(np.count_nonzero(result.weights)) for result in results)
+        values += sum(map(len, results))
         service.check_reply(values * SPARSE_BYTES)
         for result in results:
-            indices = np.flatnonzero(result.weights)
-            pairs = zip(indices.tolist(), result.weights[indices].tolist(), strict=True)
+            order = np.argsort(result.ids)
+            pairs = zip(result.ids[order].tolist(), result.weights[order].tolist(), strict=True)
             rows.append([{"index": index, "value": value} for index, value in pairs])
     return rows
 
@@ -278,7 +275,8 @@ def probability(logit: float) -> float:
 def rerank(service: Service, request: RerankRequest, context: RequestContext) -> Any:
     """Rank texts by their relevance to a query."""
     service.check_count(request.texts, "texts")
-    task = service.task(RawReranker, request.model, context, overflow=request.overflow)
+    task = service.reranker(RawReranker, request.model, context, overflow=request.overflow)
+    raw = request.raw_scores or isinstance(task, LateInteraction)  # sums of cosines are no logits
     service.check_tokens([(request.query, text) for text in request.texts], task, context)
     service.check_reply(sum(SCORE_BYTES + len(text) * request.return_text for text in request.texts))
     ranked = task.rerank(request.query, request.texts)
@@ -287,7 +285,7 @@ def rerank(service: Service, request: RerankRequest, context: RequestContext) ->
     return [
         {
             "index": document.index,
-            "score": document.score if request.raw_scores else probability(document.score),
+            "score": document.score if raw else probability(document.score),
             **({"text": document.text} if request.return_text else {}),
         }
         for document in ranked
@@ -405,6 +403,8 @@ def model_type_of(checkpoint: Checkpoint) -> dict[str, Any]:
     head = checkpoint.heads.get("classify")
     if checkpoint.splade is not None:
         return {"embedding": {"pooling": "splade"}}
+    if checkpoint.late_interaction is not None:
+        return {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
     if head is None or checkpoint.sentence is not None:
         mode = "mean" if checkpoint.sentence is None else checkpoint.sentence.pooling.modes[0]
         names = {stored: name for name, stored in POOLING.items()}

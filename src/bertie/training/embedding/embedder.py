@@ -1,9 +1,9 @@
-"""Training and evaluation of an `Embedder`."""
+"""Training and evaluation of an `Embedder`, and what that of sparse and token embeddings shares with it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
-from bertie.checkpoints.model_spec import model_spec
+from bertie.checkpoints.model_spec import bare_architecture, model_spec
 from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.config import HeadInfo
 from bertie.errors import ConfigError, InputError
@@ -22,23 +22,24 @@ from bertie.evaluation.metrics import Score
 from bertie.nn.heads import Head
 from bertie.nn.model import Model
 from bertie.pipeline.inputs import TaskInput
-from bertie.tasks.embed import Embedder
 from bertie.tasks.prompts import prompt_tokens_in
 from bertie.text.windows import Window
 from bertie.training.embedding.losses import EmbeddingLoss, KLDivergenceLoss, MatryoshkaLoss
 from bertie.training.embedding.objective import EmbeddingObjective, make_row, named_loss
 from bertie.training.embedding.row_sampler import RowSampler
-from bertie.training.embedding.similarity_functions import Cosine, DotProduct
+from bertie.training.embedding.similarity_functions import Cosine, DotProduct, Similarity
 from bertie.training.finetune.base import Predictions, TaskTraining, pieces
 from bertie.training.finetune.data import Example, LabelledDataset
 from bertie.training.objectives import TrainingExample, TrainingWindow
 from bertie.training.sampling import BatchSampler, TrainingTask
 
 DEFAULT_LOSSES = {"pairs": "infonce", "scores": "cosent", "classes": "softmax", "lists": "kl"}  # by kind of data
+Table = NDArray[np.float32]
+Comparison = Callable[[Sequence[int], Sequence[int]], Table]  # similarities of some texts, by index, to others
 _HEAD_KEYS = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type")  # of config.json
 
 
-class EmbeddingTraining(TaskTraining[Embedder]):
+class EmbeddingTraining(TaskTraining[Any]):
     """Contrastive learning, regression on similarities, and distillation of rankings."""
 
     data_kind = "embed"
@@ -64,59 +65,62 @@ class EmbeddingTraining(TaskTraining[Embedder]):
 
     def head_for(self, data: LabelledDataset) -> HeadInfo:
         """An embedder has no head."""
-        raise ConfigError("an Embedder has no head; train it by itself, not in bertie.MultiTask")
+        name = type(self.task).__name__
+        raise ConfigError(f"{name} has no head of its own; train it by itself, not in bertie.MultiTask")
 
     def prepare(self, checkpoint: Checkpoint, data: LabelledDataset) -> Checkpoint:
         """The encoder with its sentence modules and no heads, which would not match the trained encoder."""
-        spec, config = checkpoint.spec, checkpoint.config
-        if not set(spec.heads) <= {"pooler"}:
-            dropped = (*CrossEncoderConfig.CONFIG_KEYS, *_HEAD_KEYS)
-            config = {key: value for key, value in config.items() if key not in dropped}
-            config["architectures"] = [name for name, heads in spec.family.architectures.items() if not heads][:1]
-            spec = model_spec(config, None, head="none", ignore=spec.ignored)
-        kept: dict[str, Head] = {name: checkpoint.model.head(name) for name in spec.heads}
         return replace(
-            checkpoint,
-            model=Model.from_parts(checkpoint.model.encoder, kept).eval(),
-            config=config,
-            spec=spec,
-            heads={},
+            bare_encoder(checkpoint),
             sentence=self.task.modules_for(checkpoint, normalize=bool(self.task.normalize)),
-            cross_encoder=None,
         )
 
     @property
     def modules(self) -> SentenceModules:
         """Pooling and what follows it, which are trained with the encoder."""
-        assert self.task.checkpoint.sentence is not None
-        return self.task.checkpoint.sentence
+        modules: SentenceModules | None = self.task.checkpoint.sentence
+        assert modules is not None
+        return modules
 
     def plan(self, data: LabelledDataset) -> BatchSampler:
         """Rows of texts, no text twice in a step where the other rows serve as negatives."""
         self.task.modules = self.modules
         objective = self.objective(data)
         objective.attach(self.task.model, self.modules)
+        return self.sample(objective, data)
+
+    def sample(self, objective: EmbeddingObjective, data: LabelledDataset, head: str = "") -> BatchSampler:
+        """The rows of an objective over embeddings."""
         in_batch_negatives = objective.loss.inputs == "pairs"
         texts = [example.texts for example in data.examples] if in_batch_negatives else None
-        return RowSampler(TrainingTask("", objective, list(self.items(data))), self.recipe, texts)
+        return RowSampler(TrainingTask(head, objective, list(self.items(data))), self.recipe, texts)
 
     def objective(self, data: LabelledDataset) -> EmbeddingObjective:
         """The loss that was asked for, or the usual one for this kind of data."""
-        requested = self.task.loss
-        if isinstance(requested, EmbeddingLoss):
-            loss = requested
-        elif requested is None and data.inputs == "lists":
-            loss = KLDivergenceLoss(scale=20.0, score=Cosine())
-        else:
-            loss = named_loss(requested or DEFAULT_LOSSES[data.inputs], classes=len(data.labels))
-        _check_inputs(loss, data)
-        self._inputs = loss.inputs
-        self._index = {label: i for i, label in enumerate(data.labels)}
+        loss = self.loss(data)
         if self.recipe.matryoshka is not None:
             loss = MatryoshkaLoss(loss, tuple(dict.fromkeys((self.modules.dimension, *self.recipe.matryoshka))))
         elif isinstance(getattr(loss, "score", None), DotProduct) and self.modules.similarity is None:
             self.modules.similarity = "dot"  # inference compares as training did
         return EmbeddingObjective(loss)
+
+    def loss(self, data: LabelledDataset, score: Similarity | None = None) -> EmbeddingLoss:
+        """The loss that was asked for, or the usual one; `score`: over these similarities, with a scale of 1."""
+        requested = self.task.loss
+        if isinstance(requested, EmbeddingLoss):
+            loss = requested
+        elif requested is None and data.inputs == "lists":
+            loss = KLDivergenceLoss(scale=20.0, score=Cosine()) if score is None else KLDivergenceLoss(score=score)
+        else:
+            name = requested or DEFAULT_LOSSES[data.inputs]
+            loss = named_loss(name, classes=len(data.labels))
+            if score is not None and hasattr(loss, "score"):
+                scale = {} if "scale=" in name or not hasattr(loss, "scale") else {"scale": 1.0}
+                loss = replace(loss, score=score, **scale)  # type: ignore[type-var]
+        _check_inputs(loss, data)
+        self._inputs = loss.inputs
+        self._index = {label: i for i, label in enumerate(data.labels)}
+        return loss
 
     def items(self, data: LabelledDataset) -> Iterator[TrainingExample]:
         """Tokenize rows of texts, each text as `embed` reads it."""
@@ -130,11 +134,11 @@ class EmbeddingTraining(TaskTraining[Embedder]):
         texts = task.pipeline.read(inputs)
         for example in data.examples:
             windows = [text.windows for text in islice(texts, len(example.texts))]
-            yield make_row([self._pieces(group, options.prompt_tokens) for group in windows], self._target(example))
+            yield make_row([self._pieces(group, options.prompt_tokens) for group in windows], self.target(example))
 
     def item(self, example: Example, windows: Sequence[Window]) -> TrainingExample:
         """A row of one text."""
-        return make_row([self._pieces(windows, self.task.options().prompt_tokens)], self._target(example))
+        return make_row([self._pieces(windows, self.task.options().prompt_tokens)], self.target(example))
 
     def _pieces(self, windows: Sequence[Window], prompt: int) -> Sequence[TrainingWindow]:
         if not prompt or self.modules.pooling.include_prompt:
@@ -142,7 +146,8 @@ class EmbeddingTraining(TaskTraining[Embedder]):
         skips = [np.array(prompt_tokens_in(window, prompt)) for window in windows]
         return [replace(piece, values=skip) for piece, skip in zip(pieces(windows), skips, strict=True)]
 
-    def _target(self, example: Example) -> Any:
+    def target(self, example: Example) -> Any:
+        """The label of a row, as the loss reads it."""
         if self._inputs == "classes":
             return np.int64(self._index[example.target])
         return None if example.target is None else np.array(example.target, dtype=np.float32)
@@ -159,17 +164,16 @@ class EmbeddingTraining(TaskTraining[Embedder]):
     def predict_labelled(self, data: LabelledDataset) -> Predictions:
         """The similarity of the texts of each row, or of matching pairs the rank of the right text."""
         index = {text: i for i, text in enumerate(dict.fromkeys(t for example in data.examples for t in example.texts))}
-        results = list(self.task.embed_each(list(index)))
-        embeddings = np.stack([result.vector for result in results])
         rows = [[index[text] for text in example.texts] for example in data.examples]
+        results, compare = self.comparison(list(index), rows)
         counts = [
             np.array([sum(getattr(results[i], name) for i in row) for row in rows])
             for name in ("tokens_total", "tokens_read", "windows")
         ]
         if data.inputs == "pairs":
-            ranks = self._ranks(rows, embeddings)
+            ranks = _ranks(rows, compare)
             return Predictions("retrieval", data, [1] * len(rows), ranks, None, None, counts[0], counts[1], counts[2])
-        similarities = [self.task.compare(embeddings[row[:1]], embeddings[row[1:]])[0] for row in rows]
+        similarities = [compare(row[:1], row[1:])[0] for row in rows]
         if data.inputs == "lists":  # one row per passage
             sizes = [len(row) for row in similarities]
             examples = [
@@ -182,35 +186,54 @@ class EmbeddingTraining(TaskTraining[Embedder]):
         predicted = np.concatenate(similarities).tolist()
         return Predictions("similarity", data, gold, predicted, None, None, counts[0], counts[1], counts[2])
 
-    def _ranks(self, rows: Sequence[Sequence[int]], embeddings: NDArray[np.float32]) -> list[tuple[float, ...]]:
-        """The rank of each row's second text for its first, among all second and later texts; ties count against it.
-
-        Other texts that match the first are left out, and so is the first itself. With negatives: also whether it
-        ranks above all negatives of its own row.
-        """
-        matches: dict[int, set[int]] = {}
-        for first, second, *_ in rows:
-            matches.setdefault(first, {first}).add(second)
-        candidates = sorted({i for row in rows for i in row[1:]})
-        column = {i: n for n, i in enumerate(candidates)}
-        ranks: list[tuple[float, ...]] = []
-        for start in range(0, len(rows), 256):
-            block = rows[start : start + 256]
-            table = self.task.compare(
-                embeddings[[row[0] for row in block]], embeddings[candidates]
-            )  # (256, candidates)
-            for (first, second, *negatives), similarities in zip(block, table, strict=True):
-                own = similarities[column[second]]
-                above = [own > similarities[column[i]] for i in negatives]
-                similarities[[column[i] for i in matches[first] if i in column]] = -np.inf
-                rank = 1.0 + float((similarities >= own).sum())
-                ranks.append((rank, float(all(above))) if negatives else (rank,))
-        return ranks
+    def comparison(self, texts: list[str], rows: Sequence[Sequence[int]]) -> tuple[Sequence[Any], Comparison]:
+        """Results for the texts, and how they are compared: the first of each of `rows` with the others."""
+        results = list(self.task.embed_each(texts))
+        embeddings = np.stack([result.vector for result in results])
+        return results, lambda a, b: self.task.compare(embeddings[list(a)], embeddings[list(b)])
 
     def scores(self, predictions: Predictions, resamples: int = 1000) -> dict[str, Score]:
         """Correlations with the scores, or recall and MRR of the matching text."""
         metric = metrics.retrieval_from_ranks if predictions.kind == "retrieval" else metrics.sts
         return metric(predictions.gold, predictions.predicted, resamples=resamples)
+
+
+def bare_encoder(checkpoint: Checkpoint) -> Checkpoint:
+    """The encoder without heads, sentence modules and other settings."""
+    spec, config = checkpoint.spec, checkpoint.config
+    if not set(spec.heads) <= {"pooler"}:
+        dropped = (*CrossEncoderConfig.CONFIG_KEYS, *_HEAD_KEYS)
+        config = {key: value for key, value in config.items() if key not in dropped}
+        config["architectures"] = bare_architecture(config)
+        spec = model_spec(config, None, head="none", ignore=spec.ignored)
+    kept: dict[str, Head] = {name: checkpoint.model.head(name) for name in spec.heads}
+    model = Model.from_parts(checkpoint.model.encoder, kept).eval()
+    others: dict[str, Any] = dict.fromkeys(("sentence", "cross_encoder", "splade", "late_interaction"))
+    return replace(checkpoint, model=model, config=config, spec=spec, heads={}, **others)
+
+
+def _ranks(rows: Sequence[Sequence[int]], compare: Comparison) -> list[tuple[float, ...]]:
+    """The rank of each row's second text for its first, among all second and later texts; ties count against it.
+
+    Other texts that match the first are left out, and so is the first itself. With negatives: also whether it ranks
+    above all negatives of its own row.
+    """
+    matches: dict[int, set[int]] = {}
+    for first, second, *_ in rows:
+        matches.setdefault(first, {first}).add(second)
+    candidates = sorted({i for row in rows for i in row[1:]})
+    column = {i: n for n, i in enumerate(candidates)}
+    ranks: list[tuple[float, ...]] = []
+    for start in range(0, len(rows), 256):
+        block = rows[start : start + 256]
+        table = compare([row[0] for row in block], candidates)  # (256, candidates)
+        for (first, second, *negatives), similarities in zip(block, table, strict=True):
+            own = similarities[column[second]]
+            above = [own > similarities[column[i]] for i in negatives]
+            similarities[[column[i] for i in matches[first] if i in column]] = -np.inf
+            rank = 1.0 + float((similarities >= own).sum())
+            ranks.append((rank, float(all(above))) if negatives else (rank,))
+    return ranks
 
 
 def _numeric(data: LabelledDataset) -> bool:

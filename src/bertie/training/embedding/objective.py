@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertie.errors import ConfigError
-from bertie.nn.pooling import splade_pool
 from bertie.text.batch import Batch
 from bertie.training.embedding.losses import LOSSES, EmbeddingLoss, SoftmaxLoss
 from bertie.training.embedding.similarity_functions import Embeddings, TokenEmbeddings
 from bertie.training.objectives import InBatchObjective, MicroBatch, Targets, TrainingExample, TrainingWindow
 
 if TYPE_CHECKING:
+    from bertie.checkpoints.late_interaction import LateInteractionModules
     from bertie.checkpoints.sentence_modules import SentenceModules
     from bertie.nn.model import Model
 
@@ -93,16 +93,17 @@ class EmbeddingObjective(InBatchObjective):
             raise ConfigError(f"output={output!r} must be one of {', '.join(get_args(Output))}")
         self.loss, self.output = loss, output
 
-    def attach(self, model: Model, modules: SentenceModules) -> None:
-        """Add the modules that are trained with the model."""
-        width = model.config.vocab if self.output == "sparse" else modules.dimension
-        model.auxiliary["sentence"] = modules.to(model.device)
+    def attach(self, model: Model, modules: SentenceModules | LateInteractionModules | None) -> None:
+        """Add the modules that are trained with the model; None: the model has all of them."""
+        width = model.config.vocab if self.output == "sparse" or modules is None else modules.dimension
+        if modules is not None:
+            model.auxiliary["sentence"] = modules.to(model.device)
         model.auxiliary["loss"] = self.loss.modules(width).to(model.device)
 
     @staticmethod
     def detach(model: Model) -> None:
         """Remove these modules again."""
-        for name in ("sentence", "loss"):
+        for name in {"sentence", "loss"} & set(model.auxiliary):
             model.auxiliary.pop(name)
 
     def collate(self, items: Sequence[TrainingExample]) -> MicroBatch:
@@ -131,16 +132,16 @@ class EmbeddingObjective(InBatchObjective):
         """(R, D) embeddings of the texts: one row per text, or per token."""
         batch, targets = mini.batch, mini.targets
         texts = targets.weights.numel()
-        modules = cast("SentenceModules", model.auxiliary["sentence"])
         hidden = model.hidden(batch, head or None)
         if self.output == "sparse":
-            logits = model.head(head)(hidden, batch, model.encoder.embeddings.words.weight)  # (T, V)
-            weights = splade_pool(logits.float(), batch)
+            words = model.encoder.embeddings.words.weight
+            weights = model.head(head).largest_logits(hidden, words, batch.lengths).float().relu().log1p()  # (W, V)
             if len(weights) == texts:
                 return weights
             # The maximum over a text's windows; weights are never negative.
             index = targets.owner[:, None].expand_as(weights)
             return weights.new_zeros(texts, weights.shape[1]).scatter_reduce(0, index, weights, "amax")
+        modules = cast("SentenceModules", model.auxiliary["sentence"])
         with torch.autocast(hidden.device.type, enabled=False):
             if self.output == "tokens":
                 return modules.project(hidden.float())  # (T, D)
@@ -184,7 +185,8 @@ class EmbeddingObjective(InBatchObjective):
         columns = like.targets.weights.shape[1]
         if self.output != "tokens":
             return list(embeddings.view(-1, columns, embeddings.shape[1]).unbind(1))  # (B C, D) -> C of (B, D)
-        sizes = torch.cat([torch.zeros(0, dtype=torch.int64), *(_sizes(mini) for mini in minis)])  # (B C,) on the host
+        counts = [self.token_counts(mini) for mini in minis]
+        sizes = torch.cat([torch.zeros(0, dtype=torch.int64), *counts])  # (B C,) on the host
         texts = torch.split(embeddings, sizes.tolist())
         out: list[Embeddings] = []
         for column in range(columns):
@@ -192,8 +194,7 @@ class EmbeddingObjective(InBatchObjective):
             out.append(TokenEmbeddings(torch.cat([embeddings[:0], *texts[column::columns]]), ends))
         return out
 
-
-def _sizes(mini: MicroBatch) -> Tensor:
-    """(N,) number of tokens of each text, over all its windows."""
-    sizes = torch.zeros(mini.targets.weights.numel(), dtype=torch.int64)
-    return sizes.index_add(0, mini.targets.owner.cpu(), torch.tensor(mini.batch.lengths))
+    def token_counts(self, mini: MicroBatch) -> Tensor:
+        """(N,) number of tokens of each text, over all its windows."""
+        sizes = torch.zeros(mini.targets.weights.numel(), dtype=torch.int64)
+        return sizes.index_add(0, mini.targets.owner.cpu(), torch.tensor(mini.batch.lengths))

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from bertie.checkpoints.checkpoint import Checkpoint, build
+from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.checkpoints.meta_model import build
 from bertie.checkpoints.model_spec import FAMILIES, ModelSpec, config_with_head, model_spec
 from bertie.config import HeadConfig, HeadName
 from bertie.errors import ConfigError
