@@ -15,6 +15,7 @@ from bertie.errors import (
     CheckpointError,
     ConfigError,
     ExistsError,
+    ExportError,
     InputError,
     MissingPackageError,
     NotFoundError,
@@ -24,6 +25,8 @@ from bertie.errors import (
 if TYPE_CHECKING:
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.client import AsyncClient, Client, ServerError
+    from bertie.compress.export import export
+    from bertie.compress.export_report import ExportedFile, ExportReport, OutputComparison
     from bertie.config import EncoderConfig
     from bertie.recipe import Recipe
     from bertie.search.index import Index
@@ -93,6 +96,9 @@ __all__ = [
     "EmbeddingResult",
     "EncoderConfig",
     "ExistsError",
+    "ExportError",
+    "ExportReport",
+    "ExportedFile",
     "FillMaskResult",
     "Index",
     "InputError",
@@ -101,6 +107,7 @@ __all__ = [
     "MissingPackageError",
     "MultiTask",
     "NotFoundError",
+    "OutputComparison",
     "ParaphrasePair",
     "PseudoLikelihood",
     "RankedDocument",
@@ -129,6 +136,7 @@ __all__ = [
     "cluster_texts",
     "deduplicate",
     "detect_drift",
+    "export",
     "load",
     "map_texts",
     "paraphrase_pairs",
@@ -143,6 +151,8 @@ _HOME = {
     "Batch": "bertie.text.batch",
     "Checkpoint": "bertie.checkpoints.checkpoint",
     "EncoderConfig": "bertie.config",
+    "export": "bertie.compress.export",
+    **dict.fromkeys(("ExportReport", "ExportedFile", "OutputComparison"), "bertie.compress.export_report"),
     "Index": "bertie.search.index",
     **dict.fromkeys(("DriftResult", "DriftText", "detect_drift"), "bertie.tasks.drift"),
     **dict.fromkeys(("ParaphrasePair", "paraphrase_pairs"), "bertie.tasks.paraphrases"),
