@@ -47,9 +47,7 @@ def add(verbs: Verbs) -> None:
     )
     parser.add_argument("--task", choices=tuple(registry.TASKS), help="the task (default: the model's own)")
     add_head(parser)
-    parser.add_argument(
-        "--texts", metavar="FILE", help="compare on these texts: .txt, .csv, .tsv, .jsonl, .parquet"
-    )
+    parser.add_argument("--texts", metavar="FILE", help="compare on these texts: .txt, .csv, .tsv, .jsonl, .parquet")
     add_column(parser)
     parser.add_argument(
         "--max-error",

@@ -1,4 +1,4 @@
-"""Export a model to the formats of other runtimes, check it against the source at once, and refuse it if it is wrong."""
+"""Export a model to the formats of other runtimes: checked against the source at once, refused if it is wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 
@@ -22,6 +22,7 @@ from bertie.compress.export_report import MAX_ERROR, ExportedFile, ExportReport
 from bertie.compress.graph_formats import FILES, GraphFormat, GraphPrecision
 from bertie.compress.padded_model import PaddedModel
 from bertie.compress.quantization_report import PAIRED, TEXTS
+from bertie.config import Full
 from bertie.data.draft_folder import draft_folder
 from bertie.data.progress import Progress
 from bertie.errors import ConfigError, ExistsError, ExportError, InputError
@@ -68,7 +69,7 @@ def export(
     out = Path(os.path.abspath(folder))
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not overwrite)):
         raise ExistsError(f"{folder} already exists; pass overwrite=True to replace a folder")
-    if max_error is not None and not 0 < max_error:
+    if max_error is not None and not max_error > 0:
         raise ConfigError(f"max_error={max_error} must be greater than 0")
     texts = _checked_texts(TEXTS if texts is None else texts)
     graph_formats.require("onnx", "onnxscript", "onnxruntime", *(["openvino"] if "openvino" in formats else []))
@@ -84,7 +85,7 @@ def export(
         files = _write(source, draft, wanted, check, max_error, step)
         report = _report(source, chosen, str(folder), check, files)
         (draft / REPORT).write_bytes(storage.to_json(report.to_dict()))
-        (draft / README).write_text(readme(report, checkpoint, sentence), encoding="utf-8")
+        (draft / README).write_text(readme(report, sentence), encoding="utf-8")
     return report
 
 
@@ -229,13 +230,13 @@ def _notes(source: ExportSource, files: Sequence[ExportedFile]) -> Iterator[str]
             "sentence_embedding is left out: pooling leaves out the prompt, whose length a graph cannot know; "
             "sentence-transformers pools last_hidden_state accordingly"
         )
-    if any(pattern != padded.encoder.cfg.patterns[0] or type(pattern).__name__ != "Full" for pattern in padded.encoder.cfg.patterns):
+    if any(not isinstance(pattern, Full) for pattern in padded.encoder.cfg.patterns):
         yield "sliding and block-sparse attention are masks over full attention in the graph: right, but quadratic"
     done = {(file.format, file.precision) for file in files}
     if ("onnx", "int8") in done:
         yield "onnx int8: weights with one scale per output, activations with one per token, embedding tables in int8"
     if ("openvino", "int8") in done:
-        yield "openvino int8: weights compressed to int8 with one scale per output or row; activations as OpenVINO chooses"
+        yield "openvino int8: weights in int8 with one scale per output or row; activations as OpenVINO chooses"
     if ("onnx", "fp16") in done:
         yield "onnx fp16: weights stored in half precision, computed in fp32"
 

@@ -18,6 +18,7 @@ from bertie.checkpoints.sentence_modules import SentenceModules
 from bertie.checkpoints.sentence_transformers import MODULES_FILE
 from bertie.checkpoints.splade import Splade
 from bertie.compress.export_report import ExportReport
+from bertie.nn.sentence_layers import Normalize
 
 # The name of a task among transformers' pipelines.
 PIPELINES = {
@@ -89,7 +90,7 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
 # --- README ---
 
 
-def readme(report: ExportReport, checkpoint: Checkpoint, sentence: SentenceModules | None) -> str:
+def readme(report: ExportReport, sentence: SentenceModules | None) -> str:
     """A model card: what is in the folder, how to load it, and the comparison."""
     pipeline = PIPELINES.get(report.task)
     lines = ["---", "tags:", "- bertie", *(f"- {kind}" for kind in dict.fromkeys(f.format for f in report.files))]
@@ -113,75 +114,72 @@ def readme(report: ExportReport, checkpoint: Checkpoint, sentence: SentenceModul
         "",
         "## Use",
         "",
-        *_examples(report, checkpoint, sentence),
+        *_examples(report, sentence),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _examples(report: ExportReport, checkpoint: Checkpoint, sentence: SentenceModules | None) -> list[str]:
+def _examples(report: ExportReport, sentence: SentenceModules | None) -> list[str]:
+    """How to load the folder: one example per library, with the first file of its format."""
     out: list[str] = []
-    for file in report.files:
+    first = {file.format: file for file in reversed(report.files)}
+    wrapper = {"embed": "SentenceTransformer", "rerank": "CrossEncoder"}.get(report.task)
+    for kind, file in sorted(first.items()):
         name = PurePosixPath(file.file).name
-        kwargs = f', model_kwargs={{"file_name": "{name}"}}' if file.precision != "fp32" else ""
-        wrapper = {"embed": "SentenceTransformer", "rerank": "CrossEncoder"}.get(report.task)
         if wrapper:
-            out += [
-                "```python",
-                f"from sentence_transformers import {wrapper}",
-                "",
-                f'model = {wrapper}("path/to/this/folder", backend="{file.format}"{kwargs})',
-                "```",
-                "",
-            ]
-        if file.format == "onnx":
+            plain = file.precision == "fp32"
+            kwargs = "" if plain else f', model_kwargs={{"file_name": "{name}"}}'
+            loaded = f'model = {wrapper}("path/to/this/folder", backend="{kind}"{kwargs})'
+            out += _code("python", f"from sentence_transformers import {wrapper}", "", loaded)
+        if kind == "onnx":
             out += _onnx_examples(report, file.precision, name, sentence)
         else:
-            out += [
-                "```python",
-                "import openvino",
-                "",
-                f'model = openvino.Core().compile_model("{file.file}", "CPU")',
-                "```",
-                "",
-            ]
+            compiled = f'model = openvino.Core().compile_model("{file.file}", "CPU")'
+            out += _code("python", "import openvino", "", compiled)
+    others = [file.file for file in report.files if file is not first[file.format]]
+    if others:
+        out += [f"The other files load in the same way by their names: {', '.join(others)}.", ""]
     return out[:-1]
 
 
-def _onnx_examples(
-    report: ExportReport, precision: str, name: str, sentence: SentenceModules | None
-) -> list[str]:
-    dtype = {"fp32": "fp32", "fp16": "fp16", "int8": "q8"}[precision]
-    names = ", ".join(report.inputs)
-    out = ["```python", "import onnxruntime", "", f'session = onnxruntime.InferenceSession("onnx/{name}")']
+def _code(language: str, *lines: str) -> list[str]:
+    return [f"```{language}", *lines, "```", ""]
+
+
+def _onnx_examples(report: ExportReport, precision: str, name: str, sentence: SentenceModules | None) -> list[str]:
     feed = ", ".join(f'"{name}": {name}' for name in report.inputs)
-    out += [f"outputs = session.run(None, {{{feed}}})  # {names}: int64 (batch, sequence)", "```", ""]
+    out = _code(
+        "python",
+        "import onnxruntime",
+        "",
+        f'session = onnxruntime.InferenceSession("onnx/{name}")',
+        f"inputs = {{{feed}}}  # int64 (batch, sequence)",
+        "outputs = session.run(None, inputs)",
+    )
     pipeline = PIPELINES.get(report.task)
     if pipeline and report.task != "rerank":
+        dtype = {"fp32": "fp32", "fp16": "fp16", "int8": "q8"}[precision]
         pooling = _js_pooling(sentence)
-        out += [
-            "```js",
+        out += _code(
+            "js",
             'import { env, pipeline } from "@huggingface/transformers";',
             "",
             'env.localModelPath = "path/to/the/folder/above/";',
             f'const model = await pipeline("{pipeline}", "name-of-this-folder", {{ dtype: "{dtype}" }});',
-            *([f'const output = await model("A text.", {pooling});'] if report.task == "embed" and pooling else []),
-            "```",
-            "",
-        ]
-    if report.task == "embed" and sentence is not None and sentence.pooling.modes in (("mean",), ("cls",)):
+            *([f'const output = await model("A text.", {pooling});'] if pooling else []),
+        )
+    if sentence is not None and _js_pooling(sentence) is not None:
         mode = sentence.pooling.modes[0].upper()
-        normalize = any(type(layer).__name__ == "Normalize" for layer in sentence.layers)
-        out += [
-            "```python",
+        normalize = any(isinstance(layer, Normalize) for layer in sentence.layers)
+        out += _code(
+            "python",
             "from fastembed import TextEmbedding",
             "from fastembed.common.model_description import ModelSource, PoolingType",
             "",
             f'TextEmbedding.add_custom_model("local", pooling=PoolingType.{mode}, normalization={normalize},',
             f'    sources=ModelSource(hf="local"), dim={sentence.dimension}, model_file="onnx/{name}")',
             'model = TextEmbedding("local", specific_model_path="path/to/this/folder")',
-            "```",
-            "",
-        ]
+        )
     return out
 
 

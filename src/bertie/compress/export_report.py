@@ -43,7 +43,9 @@ class ExportedFile:
         """Why the file is wrong; None if it is right."""
         for name, output in self.outputs.items():
             if not output.relative_error <= max_error:  # so written because it may be NaN
-                return f"{self.file}: {name} has a relative error of {output.relative_error:.2g}; allowed: {max_error:g}"
+                return (
+                    f"{self.file}: {name} has a relative error of {output.relative_error:.2g}; allowed: {max_error:g}"
+                )
             share = output.max_difference / max(output.largest, 1e-30)
             if self.precision == "fp32" and not share <= max(max_error, MAX_FP32_DIFFERENCE):
                 return f"{self.file}: a value of {name} differs by {output.max_difference:.2g}"
@@ -86,8 +88,9 @@ class ExportReport:
         yield f"inputs   {', '.join(self.inputs)}; at most {self.max_length:,} tokens"
         yield f"outputs  {', '.join(self.outputs)}"
         yield (
-            f"source   {self.source_bytes / 1e6:,.1f} MB in fp32; Bertie reads {self.source_texts_per_second:,.0f} texts/s"
-            f" ({self.texts} texts, {self.tokens:,} tokens, threads: {self.threads})"
+            f"source   {self.source_bytes / 1e6:,.1f} MB in fp32; Bertie reads "
+            f"{self.source_texts_per_second:,.0f} texts/s "
+            f"({self.texts} texts, {self.tokens:,} tokens, threads: {self.threads})"
         )
         for file in self.files:
             ratio = file.texts_per_second / self.source_texts_per_second

@@ -84,21 +84,39 @@ def _rewrite(model: Any, rewrite: Callable[[_Rewriter, Any], bool]) -> Any:
 def to_int8(model: Any) -> Any:
     """An ONNX model with int8 weights: matrix multiplications in int8, embedding tables in int8."""
     quantized_inputs: dict[str, tuple[str, str]] = {}
+    transposed = _transposed_weights(model)  # of an output layer tied to the word embeddings
 
     def rewrite(state: _Rewriter, node: Any) -> bool:
-        name = next((name for name in node.input if name in state.weights), None)
-        if name is None or node.domain not in ("", "ai.onnx"):
+        if node.domain not in ("", "ai.onnx"):
             return False
-        values = state.weights[name]
-        if node.op_type == "Gather" and node.input[0] == name and values.ndim == 2 and _axis(node) == 0:
-            _gather_int8(state, node, name, values)
+        if node.op_type == "Transpose" and node.output[0] in transposed and node.input[0] in state.weights:
+            return True  # its readers read the weight
+        if node.op_type == "Gather" and node.input[0] in state.weights and _axis(node) == 0:
+            _gather_int8(state, node, node.input[0])
             return True
-        if node.op_type == "MatMul" and node.input[1] == name and values.ndim == 2:
-            _multiply_int8(state, node, name, values, quantized_inputs)
-            return True
+        if node.op_type == "MatMul":
+            name = transposed.get(node.input[1], node.input[1])
+            if name in state.weights and state.weights[name].ndim == 2:
+                _multiply_int8(state, node, name, name != node.input[1], quantized_inputs)
+                return True
         return False
 
     return _rewrite(model, rewrite)
+
+
+def _transposed_weights(model: Any) -> dict[str, str]:
+    """Transposed matrices that are only multiplied by: the names of the matrices, by those of the transposed ones."""
+    weights = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2}
+    found = {
+        node.output[0]: node.input[0]
+        for node in model.graph.node
+        if node.op_type == "Transpose" and node.input[0] in weights
+    }
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            if name in found and (node.op_type, place) != ("MatMul", 1):
+                del found[name]
+    return found
 
 
 def to_fp16(model: Any) -> Any:
@@ -145,33 +163,43 @@ def quantize_rows(values: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.fl
     return codes.numpy(), scales.numpy()
 
 
-def _gather_int8(state: _Rewriter, node: Any, name: str, values: NDArray[Any]) -> None:
+def _codes(state: _Rewriter, name: str, *, columns: bool) -> tuple[str, str, str]:
+    """The names of a weight's codes (in its own shape), their zero point and its scales, one per row or column."""
+    if f"{name}_uint8" not in state.added:
+        values = state.weights[name]
+        codes, scales = quantize_rows(values.T if columns else values)
+        # Unsigned, with zero point 128: the same products, but CPUs without VNNI instructions would add pairs of
+        # unsigned × signed products with saturation.
+        state.constant(f"{name}_uint8", ((codes.T if columns else codes).astype(np.int16) + 128).astype(np.uint8))
+        state.constant(f"{name}_scale", scales)
+    return f"{name}_uint8", state.constant("int8_zero_point", np.array(128, np.uint8)), f"{name}_scale"
+
+
+def _gather_int8(state: _Rewriter, node: Any, name: str) -> None:
     """Look up int8 rows and their scales."""
     import onnx
 
-    output = node.output[0]
-    codes, scales = quantize_rows(values)
-    table = state.constant(f"{name}_int8", codes)
-    column = state.constant(f"{name}_scale", scales[:, None])  # (R, 1)
-    rows = state.add("Gather", [table, node.input[1]], f"{output}_int8", axis=0)
-    scale = state.add("Gather", [column, node.input[1]], f"{output}_scale", axis=0)
-    wide = state.add("Cast", [rows], f"{output}_codes", to=onnx.TensorProto.FLOAT)
-    state.add("Mul", [wide, scale], output)
+    output, indices = node.output[0], node.input[1]
+    table, _, scales = _codes(state, name, columns=False)
+    middle = state.constant("int8_middle", np.array(128, np.float32))
+    last = state.constant("int8_axis", np.array([-1], np.int64))
+    rows = state.add("Gather", [table, indices], f"{output}_uint8", axis=0)
+    scale = state.add("Gather", [scales, indices], f"{output}_scales", axis=0)
+    wide = state.add("Cast", [rows], f"{output}_float", to=onnx.TensorProto.FLOAT)
+    column = state.add("Unsqueeze", [scale, last], f"{output}_scale")
+    state.add("Mul", [state.add("Sub", [wide, middle], f"{output}_codes"), column], output)
 
 
 def _multiply_int8(
-    state: _Rewriter, node: Any, name: str, values: NDArray[Any], quantized: dict[str, tuple[str, str]]
+    state: _Rewriter, node: Any, name: str, transposed: bool, quantized: dict[str, tuple[str, str]]
 ) -> None:
-    """x @ W with W (K, N) in int8 and x quantized token by token."""
+    """x @ W with W (K, N), or (N, K) if it is `transposed`, in int8, and x quantized token by token."""
     import onnx
 
     source, output = node.input[0], node.output[0]
-    codes, scales = quantize_rows(values.T)
-    # Unsigned, with zero point 128: the same products, but CPUs without VNNI instructions would add pairs of
-    # unsigned × signed products with saturation.
-    weight = state.constant(f"{name}_uint8", (codes.T.astype(np.int16) + 128).astype(np.uint8))
-    middle = state.constant("int8_zero_point", np.array(128, np.uint8))
-    scale = state.constant(f"{name}_scale", scales)  # (N,)
+    weight, middle, scale = _codes(state, name, columns=not transposed)
+    if transposed:
+        weight = state.add("Transpose", [weight], f"{output}_weight", perm=[1, 0])
     if source not in quantized:
         quantized[source] = _quantize_tokens(state, source, middle)
     activations, of_tokens = quantized[source]
@@ -189,5 +217,7 @@ def _quantize_tokens(state: _Rewriter, source: str, middle: str) -> tuple[str, s
     largest = state.add("ReduceMax", [state.add("Abs", [source], f"{source}_abs"), last], f"{source}_max", keepdims=1)
     scale = state.add("Max", [state.add("Mul", [largest, step], f"{source}_step"), least], f"{source}_scale")
     # With scale 1 this only rounds, adds 128 and converts.
-    codes = state.add("QuantizeLinear", [state.add("Div", [source, scale], f"{source}_ratio"), one, middle], f"{source}_uint8")
+    codes = state.add(
+        "QuantizeLinear", [state.add("Div", [source, scale], f"{source}_ratio"), one, middle], f"{source}_uint8"
+    )
     return codes, scale

@@ -62,7 +62,7 @@ class PaddedModel(nn.Module):
 
     @property
     def pools(self) -> bool:
-        """Whether the graph has sentence embeddings: not if pooling leaves out the prompt, whose length it cannot know."""
+        """Whether the graph has sentence embeddings: not if pooling leaves out the prompt, whose length is unknown."""
         return self.sentence is not None and self.sentence.pooling.include_prompt
 
     def forward(
