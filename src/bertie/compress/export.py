@@ -114,7 +114,7 @@ def _write(
             graph_formats.write_openvino(plain, path, precision)
         run = graph_formats.open_graph(path)
         size = sum(file.stat().st_size for file in graph_formats.parts(path))
-        file = ExportedFile(FILES[kind, precision], kind, precision, size, check.compare(run), check.speed(run))
+        file = ExportedFile(FILES[kind, precision], kind, precision, size, check.compare(run), *check.speed(run))
         if problem := file.problem(MAX_ERROR[precision] if max_error is None else max_error):
             raise ExportError(f"the export differs from {source.checkpoint.source}: {problem}; nothing was written")
         files.append(file)
@@ -210,7 +210,6 @@ def _report(
         texts=check.texts,
         tokens=check.tokens,
         threads=torch.get_num_threads(),
-        source_texts_per_second=check.source_speed,
         source_bytes=4 * sum(weight.numel() for weight in padded.parameters()),
         files=tuple(files),
         notes=tuple(_notes(source, files)),

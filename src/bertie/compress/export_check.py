@@ -115,7 +115,6 @@ class ExportCheck:
         self.batches = [Batch.from_encodings(group) for group in groups]
         self.feeds = [self._feed(group) for group in groups]
         self.references = [source.run(batch) for batch in self.batches]
-        self.source_speed = self._speed(lambda i: source.run(self.batches[i]))
 
     def _feed(self, encodings: Sequence[Encoding]) -> Arrays:
         """Padded inputs of the graph."""
@@ -163,22 +162,28 @@ class ExportCheck:
         if name == "logits" and source.shape[1] > 1:
             total.equal.append(source.argmax(1) == exported.argmax(1))
 
-    def speed(self, run: GraphRunner) -> float:
-        """Texts per second of a graph."""
-        return self._speed(lambda i: run(self.feeds[i]))
+    def speed(self, run: GraphRunner) -> tuple[float, float]:
+        """Texts per second of a graph and of the source: the best of several rounds, in turns.
 
-    def _speed(self, run: Callable[[int], object]) -> float:
-        """Texts per second: the best of several rounds over the short texts, after one that is not counted."""
-        best, started = float("inf"), time.perf_counter()
+        In turns, because other work on the machine must not count against one of the two. The first round of each is
+        not counted.
+        """
+        turns: tuple[Callable[[int], object], ...] = (
+            lambda i: run(self.feeds[i]),
+            lambda i: self.source.run(self.batches[i]),
+        )
+        best, started = [float("inf")] * len(turns), time.perf_counter()
         for number in range(ROUNDS + 1):
-            before = time.perf_counter()
-            for i in range(self._timed):
-                run(i)
-            now = time.perf_counter()
-            best = min(best, now - before) if number else best
-            if number > 1 and now - started > SECONDS:
+            for turn, work in enumerate(turns):
+                before = time.perf_counter()
+                for i in range(self._timed):
+                    work(i)
+                if number:
+                    best[turn] = min(best[turn], time.perf_counter() - before)
+            if number > 1 and time.perf_counter() - started > SECONDS:
                 break
-        return self._timed_texts / best
+        graph, source = (self._timed_texts / seconds for seconds in best)
+        return graph, source
 
 
 def _encode(source: ExportSource, texts: Sequence[str]) -> tuple[list[Encoding], Encoding]:

@@ -108,7 +108,7 @@ def readme(report: ExportReport, sentence: SentenceModules | None) -> str:
         "## Compared with the source",
         "",
         f"{report.texts} texts with {report.tokens:,} tokens in ragged, padded batches; speed of the forward pass with "
-        f"{report.threads} threads, beside {report.source_texts_per_second:,.0f} texts/s of Bertie in fp32.",
+        f"{report.threads} threads, as a multiple of Bertie's in fp32, measured in turns.",
         "",
         *report.table(),
         "",

@@ -38,6 +38,12 @@ class ExportedFile:
     bytes: int
     outputs: dict[str, OutputComparison]
     texts_per_second: float  # forward passes only, over the short texts in padded batches
+    source_texts_per_second: float  # Bertie's own in fp32, measured in turns with it
+
+    @property
+    def speedup(self) -> float:
+        """The speed as a multiple of Bertie's in fp32."""
+        return self.texts_per_second / self.source_texts_per_second
 
     def problem(self, max_error: float) -> str | None:
         """Why the file is wrong; None if it is right."""
@@ -69,7 +75,6 @@ class ExportReport:
     texts: int
     tokens: int
     threads: int
-    source_texts_per_second: float  # Bertie's own, on the same texts, in fp32
     source_bytes: int  # of its weights in fp32
     files: tuple[ExportedFile, ...]
     notes: tuple[str, ...]
@@ -88,27 +93,26 @@ class ExportReport:
         yield f"inputs   {', '.join(self.inputs)}; at most {self.max_length:,} tokens"
         yield f"outputs  {', '.join(self.outputs)}"
         yield (
-            f"source   {self.source_bytes / 1e6:,.1f} MB in fp32; Bertie reads "
-            f"{self.source_texts_per_second:,.0f} texts/s "
-            f"({self.texts} texts, {self.tokens:,} tokens, threads: {self.threads})"
+            f"source   {self.source_bytes / 1e6:,.1f} MB in fp32; compared on {self.texts} texts with {self.tokens:,} "
+            f"tokens, threads: {self.threads}"
         )
         for file in self.files:
-            ratio = file.texts_per_second / self.source_texts_per_second
-            yield f"{file.file}: {file.bytes / 1e6:,.1f} MB, {file.texts_per_second:,.0f} texts/s ({ratio:.2f}× Bertie)"
+            speed = f"{file.texts_per_second:,.0f} texts/s ({file.speedup:.2f}× Bertie in fp32)"
+            yield f"{file.file}: {file.bytes / 1e6:,.1f} MB, {speed}"
             for name, output in file.outputs.items():
                 yield f"  {name:<18} {_comparison(output)}"
         yield from (f"note     {note}" for note in self.notes)
 
     def table(self) -> Iterator[str]:
         """The comparison as a Markdown table."""
-        yield "| file | size | output | largest difference | lowest cosine | same first choice | texts/s |"
-        yield "|---|--:|---|--:|--:|--:|--:|"
+        yield "| file | size | output | largest difference | lowest cosine | same first choice | texts/s | × Bertie |"
+        yield "|---|--:|---|--:|--:|--:|--:|--:|"
         for file in self.files:
             for name, output in file.outputs.items():
                 agreement = "" if output.agreement is None else f"{output.agreement:.1%}"
                 yield (
                     f"| {file.file} | {file.bytes / 1e6:,.1f} MB | {name} | {output.max_difference:.2g} | "
-                    f"{output.min_cosine:.6f} | {agreement} | {file.texts_per_second:,.0f} |"
+                    f"{output.min_cosine:.6f} | {agreement} | {file.texts_per_second:,.0f} | {file.speedup:.2f} |"
                 )
 
 
