@@ -31,6 +31,7 @@ SERVE, PLAYGROUND, SPEED = (ROOT / "docs" / f"{name}.md" for name in ("serve", "
 SECURITY = ROOT / "docs" / "security.md"
 FILES, LABELLING, TRAIN = (ROOT / "docs" / f"{name}.md" for name in ("files", "labelling", "train"))
 GROUPS = ROOT / "docs" / "groups.md"
+EXPORT = ROOT / "docs" / "export.md"
 COMMAND_LINE, PYTHON = (ROOT / "docs" / f"{name}.md" for name in ("command-line", "python"))
 PAGES = [
     ROOT / "docs" / "first-hour.md",
@@ -39,6 +40,7 @@ PAGES = [
     ROOT / "docs" / "reports.md",
     LABELLING,
     GROUPS,
+    EXPORT,
     FILES,
     COMMAND_LINE,
     PRETRAIN,
@@ -133,7 +135,11 @@ def test_links(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [PRETRAIN, SPEED, *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, PYTHON, CARD])],
+    [
+        PRETRAIN,
+        SPEED,
+        *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, EXPORT, PYTHON, CARD]),
+    ],
     ids=lambda page: page.stem,
 )
 def test_python(

@@ -112,7 +112,9 @@ def test_subfolders_move_to_the_top(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "2_Dense" / "model.safetensors").is_file()
     assert not (tmp_path / "out" / "0_Transformer").exists()
     assert report.max_length == 6
-    assert report.files[0].outputs["sentence_embedding"].rows == 6  # windows of three texts, and the long one with the first
+    assert (
+        report.files[0].outputs["sentence_embedding"].rows == 6
+    )  # windows of three texts, and the long one with the first
 
 
 def test_one_of_several_heads(source: Path, tmp_path: Path) -> None:
@@ -201,4 +203,7 @@ def test_invalid_arguments(source: Path, tmp_path: Path) -> None:
     (tmp_path / "full" / "file").touch()
     with pytest.raises(ExistsError, match="overwrite=True"):
         bertie.export(source, tmp_path / "full")
+    with pytest.raises(ExistsError, match="would be replaced"):
+        bertie.export(source, source, overwrite=True)
+    assert (source / "model.safetensors").is_file()
     assert not out.exists()

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 from bertie.checkpoints.model_spec import FAMILIES
 from bertie.compress import graph_formats
-from bertie.errors import MissingPackageError
+from bertie.errors import ConfigError, MissingPackageError
 from tests.compress.padded import expected, padded_inputs, ragged, tiny_model, unpadded
 from tests.parity.tiny import TINY
 
@@ -72,6 +72,12 @@ def test_axes_and_names(tmp_path: Path) -> None:
     assert [value.name for value in graph.output] == ["last_hidden_state"]
     assert not any(node.metadata_props for node in graph.node)  # no paths of the machine that exported it
     assert all(np.prod(tensor.dims) for tensor in graph.initializer)
+
+
+def test_large_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_formats, "MAX_BYTES", 1000)
+    with pytest.raises(ConfigError, match=r"the weights take .* GB in fp32; ONNX files hold at most"):
+        graph_formats.to_onnx(tiny_model("bert", "Model")[1])
 
 
 def test_missing_packages() -> None:

@@ -74,6 +74,7 @@ def export(
     texts = _checked_texts(TEXTS if texts is None else texts)
     graph_formats.require("onnx", "onnxscript", "onnxruntime", *(["openvino"] if "openvino" in formats else []))
     source, chosen = _source(_task(model, task, head))
+    _check_distinct(out, source.checkpoint.source)
     wanted = [(kind, value) for kind in formats for value in precisions]
     with _steps(len(wanted) + 2, progress) as step, draft_folder(out) as draft:
         checkpoint, sentence = source.checkpoint, source.padded.sentence
@@ -135,6 +136,13 @@ def _listed(name: str, value: Any, allowed: Any) -> list[Any]:
     if not values:
         raise ConfigError(f"{name}=[] must list one or more of {', '.join(get_args(allowed))}")
     return list(dict.fromkeys(values))
+
+
+def _check_distinct(out: Path, source: str) -> None:
+    """Refuse a folder that holds the source, which it would replace."""
+    path, out = Path(source).expanduser(), out.resolve()
+    if path.exists() and out in (path.resolve(), *path.resolve().parents):
+        raise ExistsError(f"the model {source} is in the folder {out}, which would be replaced; pass another one")
 
 
 def _checked_texts(texts: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bertie.compress import onnx_precision
 from bertie.compress.padded_model import PaddedModel
-from bertie.errors import MissingPackageError
+from bertie.errors import ConfigError, MissingPackageError
 
 Arrays = dict[str, NDArray[Any]]
 GraphRunner = Callable[[Arrays], Arrays]
@@ -24,7 +24,7 @@ GraphFormat = Literal["onnx", "openvino"]
 GraphPrecision = Literal["fp32", "fp16", "int8"]
 
 OPSET = 18
-MAX_BYTES = 2_000_000_000  # of a protobuf file; larger weights go to a file beside it
+MAX_BYTES = 2_000_000_000  # of the weights in fp32: a protobuf file holds at most 2 GiB
 # Where each loader looks for the files: sentence-transformers (and optimum) and transformers.js, which knows
 # model_quantized and model_fp16.
 FILES: dict[tuple[GraphFormat, GraphPrecision], str] = {
@@ -66,6 +66,11 @@ def _quiet() -> Iterator[None]:
 def to_onnx(model: PaddedModel) -> Any:
     """The ONNX graph (onnx.ModelProto) of a model in fp32, with dynamic batch and sequence axes."""
     require("onnx", "onnxscript")
+    if (size := 4 * sum(weight.numel() for weight in model.parameters())) > MAX_BYTES:
+        raise ConfigError(
+            f"the weights take {size / 1e9:.1f} GB in fp32; ONNX files hold at most {MAX_BYTES / 1e9:.0f} GB, and larger "
+            "models cannot be exported"
+        )
     # Two texts of seven tokens: sizes of 1 would be taken for constants.
     example = tuple(torch.ones(2, 7, dtype=torch.long) for _ in model.input_names)
     batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence")
@@ -96,9 +101,7 @@ def write_onnx(proto: Any, path: Path, precision: GraphPrecision) -> None:
     elif precision == "fp16":
         proto = onnx_precision.to_fp16(proto)
     path.parent.mkdir(parents=True, exist_ok=True)
-    large = proto.ByteSize() > MAX_BYTES
-    # optimum and transformers.js look for this name.
-    onnx.save(proto, path, save_as_external_data=large, location=f"{path.name}_data" if large else None)
+    onnx.save(proto, path)
 
 
 def write_openvino(onnx_file: Path, path: Path, precision: GraphPrecision) -> None:
@@ -138,9 +141,8 @@ def _compress_weights(model: Any) -> None:
 
 
 def parts(path: Path) -> list[Path]:
-    """A graph's file, and the file beside it that has its weights, if there is one."""
-    beside = [path.with_name(f"{path.name}_data"), path.with_suffix(".bin") if path.suffix == ".xml" else path]
-    return list(dict.fromkeys(file for file in (path, *beside) if file.is_file()))
+    """A graph's file and, for OpenVINO, the file beside it that has the weights."""
+    return [path, path.with_suffix(".bin")] if path.suffix == ".xml" else [path]
 
 
 def open_graph(path: Path) -> GraphRunner:
