@@ -32,6 +32,7 @@ SECURITY = ROOT / "docs" / "security.md"
 FILES, LABELLING, TRAIN = (ROOT / "docs" / f"{name}.md" for name in ("files", "labelling", "train"))
 GROUPS, INTEGRATIONS = ROOT / "docs" / "groups.md", ROOT / "docs" / "integrations.md"
 DECODERS, ELMO = ROOT / "docs" / "decoders.md", ROOT / "docs" / "elmo.md"
+EXPORT = ROOT / "docs" / "export.md"
 COMMAND_LINE, PYTHON = (ROOT / "docs" / f"{name}.md" for name in ("command-line", "python"))
 PAGES = [
     ROOT / "docs" / "first-hour.md",
@@ -41,6 +42,7 @@ PAGES = [
     LABELLING,
     GROUPS,
     ELMO,
+    EXPORT,
     FILES,
     COMMAND_LINE,
     PRETRAIN,
@@ -142,7 +144,11 @@ def test_links(page: Path) -> None:
         SPEED,
         DECODERS,
         ELMO,
-        *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, PYTHON, INTEGRATIONS, CARD]),
+        *(
+            []
+            if not CARD.exists()
+            else [MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, EXPORT, PYTHON, INTEGRATIONS, CARD]
+        ),
     ],
     ids=lambda page: page.stem,
 )

@@ -15,6 +15,7 @@ from bertie.errors import (
     CheckpointError,
     ConfigError,
     ExistsError,
+    ExportError,
     InputError,
     MissingPackageError,
     NotFoundError,
@@ -24,6 +25,8 @@ from bertie.errors import (
 if TYPE_CHECKING:
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.client import AsyncClient, Client, ServerError
+    from bertie.compress.export import export
+    from bertie.compress.export_report import ExportedFile, ExportReport, OutputComparison
     from bertie.config import EncoderConfig
     from bertie.nn.elmo import ElmoConfig
     from bertie.recipe import Recipe
@@ -113,6 +116,9 @@ __all__ = [
     "EmbeddingResult",
     "EncoderConfig",
     "ExistsError",
+    "ExportError",
+    "ExportReport",
+    "ExportedFile",
     "FillMaskResult",
     "Index",
     "InputError",
@@ -124,6 +130,7 @@ __all__ = [
     "NotFoundError",
     "OutlierText",
     "Outliers",
+    "OutputComparison",
     "ParaphrasePair",
     "PseudoLikelihood",
     "RankedDocument",
@@ -160,6 +167,7 @@ __all__ = [
     "deduplicate",
     "detect_drift",
     "find_outliers",
+    "export",
     "load",
     "map_texts",
     "paraphrase_pairs",
@@ -177,6 +185,8 @@ _HOME = {
     "ElmoConfig": "bertie.nn.elmo",
     "ElmoTagger": "bertie.tasks.elmo_tag",
     "EncoderConfig": "bertie.config",
+    "export": "bertie.compress.export",
+    **dict.fromkeys(("ExportReport", "ExportedFile", "OutputComparison"), "bertie.compress.export_report"),
     "Index": "bertie.search.index",
     **dict.fromkeys(("DriftResult", "DriftText", "detect_drift"), "bertie.tasks.drift"),
     **dict.fromkeys(("OutlierText", "Outliers", "find_outliers"), "bertie.tasks.outliers"),

@@ -7,6 +7,7 @@
     ├── NotFoundError            a model, file or head that does not exist
     ├── ExistsError              a file or folder that exists and would be overwritten
     ├── TrainingError            a run that cannot continue: non-finite loss, out of memory, disk full
+    ├── ExportError              an exported model that does not compute what its source does
     └── MissingPackageError      an optional package is missing; the message has the install command
 
 A message names the field, the value and what is allowed.
@@ -47,6 +48,10 @@ class ExistsError(BertieError, FileExistsError):
 
 class TrainingError(BertieError, RuntimeError):
     """A run that cannot go on: no finite loss, no memory, no room on the disk. The last saved state is whole."""
+
+
+class ExportError(BertieError, RuntimeError):
+    """An exported model that does not compute what its source does. Nothing of it is left behind."""
 
 
 class MissingPackageError(BertieError, ImportError):

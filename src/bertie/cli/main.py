@@ -37,6 +37,7 @@ from bertie.cli import (
     drift,
     embed,
     eval,
+    export,
     fill,
     index,
     inspect,
@@ -77,7 +78,7 @@ GROUPS = {  # in the order of bertie --help
     "groups of texts": (dedup, cluster_texts, pairs, outliers, drift),
     "search": (index, search, ask),
     "serve": (serve,),
-    "train": (train, suggest, eval, calibrate, compare, mine, weight_tokens, quantize, push, recipes),
+    "train": (train, suggest, eval, calibrate, compare, mine, weight_tokens, quantize, export, push, recipes),
     "pretrain": (tokenizer, corpus, pretrain),
     "inspect": (inspect, tokenize, attend, bench, doctor, completion),
 }

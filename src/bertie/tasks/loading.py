@@ -86,13 +86,27 @@ def load(
     checkpoint, named = Task._load_checkpoint(name, head, options)
     if named is not None:
         return _task_of_head(checkpoint, named, overflow)
+    return _main_task(checkpoint, overflow, sentence=head is None)
+
+
+def load_checkpoint(
+    checkpoint: Checkpoint, head: str | None = None, *, overflow: Overflow = "window"
+) -> Task[Any, Any, Any]:
+    """As `load`, for a checkpoint that is loaded already."""
+    if head is not None:
+        return _task_of_head(checkpoint, head, overflow)
+    return _main_task(checkpoint, overflow, sentence=True)
+
+
+def _main_task(checkpoint: Checkpoint, overflow: Overflow, *, sentence: bool) -> Task[Any, Any, Any]:
+    """The task that a checkpoint was trained for; `sentence`: whether it may be embedding."""
     if checkpoint.cross_encoder is not None and len(checkpoint.labels) == 1:
         return Reranker(checkpoint, overflow=overflow)
-    if checkpoint.splade is not None and head is None:
+    if checkpoint.splade is not None and sentence:
         return SparseEmbedder(checkpoint, overflow=overflow)
-    if checkpoint.late_interaction is not None and head is None:
+    if checkpoint.late_interaction is not None and sentence:
         return LateInteraction(checkpoint, overflow=overflow)
-    if checkpoint.sentence is not None and head is None:
+    if checkpoint.sentence is not None and sentence:
         return Embedder(checkpoint, overflow=overflow)
     own = [row for row in registry.TASKS.values() if row.head_kind in checkpoint.spec.heads]
     own.sort(key=lambda row: row.head_kind != head)
