@@ -86,7 +86,7 @@ def load(
     checkpoint, named = Task._load_checkpoint(name, head, options)
     if named is not None:
         return _task_of_head(checkpoint, named, overflow)
-    return _main_task(checkpoint, overflow, sentence=head is None)
+    return _main_task(checkpoint, overflow, head)
 
 
 def load_checkpoint(
@@ -95,21 +95,21 @@ def load_checkpoint(
     """As `load`, for a checkpoint that is loaded already."""
     if head is not None:
         return _task_of_head(checkpoint, head, overflow)
-    return _main_task(checkpoint, overflow, sentence=True)
+    return _main_task(checkpoint, overflow)
 
 
-def _main_task(checkpoint: Checkpoint, overflow: Overflow, *, sentence: bool) -> Task[Any, Any, Any]:
-    """The task that a checkpoint was trained for; `sentence`: whether it may be embedding."""
+def _main_task(checkpoint: Checkpoint, overflow: Overflow, kind: str | None = None) -> Task[Any, Any, Any]:
+    """The task that a checkpoint was trained for, preferably of the head of a kind; without one, it may be embedding."""
     if checkpoint.cross_encoder is not None and len(checkpoint.labels) == 1:
         return Reranker(checkpoint, overflow=overflow)
-    if checkpoint.splade is not None and sentence:
+    if checkpoint.splade is not None and kind is None:
         return SparseEmbedder(checkpoint, overflow=overflow)
-    if checkpoint.late_interaction is not None and sentence:
+    if checkpoint.late_interaction is not None and kind is None:
         return LateInteraction(checkpoint, overflow=overflow)
-    if checkpoint.sentence is not None and sentence:
+    if checkpoint.sentence is not None and kind is None:
         return Embedder(checkpoint, overflow=overflow)
     own = [row for row in registry.TASKS.values() if row.head_kind in checkpoint.spec.heads]
-    own.sort(key=lambda row: row.head_kind != head)
+    own.sort(key=lambda row: row.head_kind != kind)
     if own:
         info = checkpoint.heads[str(own[0].head_kind)]
         regression = info.problem == "regression" and len(info.labels) == 1
