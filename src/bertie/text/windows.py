@@ -207,8 +207,8 @@ def word_starts(encoding: Encoding, part: IntArray, text: str) -> BoolArray:
     """(n,) which of the tokens at `part` begin a word of `text`.
 
     Words are those of the tokenizer. Some tokenizers split at spaces only, or not at all: inside such a word, a token
-    that begins with a space begins a word, a punctuation mark is a word of its own, as for BERT, and so is each token in
-    scripts that are written without spaces. No word ends between a letter and its accent.
+    that begins with a space begins a word, a punctuation mark is a word of its own, as for BERT, and so is each token
+    in scripts that are written without spaces. No word ends between a letter and its accent.
     """
     words, offsets = encoding.word_ids[part].tolist(), encoding.offsets[part].tolist()
     out = np.ones(len(part), dtype=bool)
