@@ -20,6 +20,7 @@ from bertie.config import Causal, Full, Sliding
 from bertie.errors import ConfigError, NotFoundError
 from bertie.tasks.embed import Embedder
 from bertie.text.batch import Batch
+from bertie.text.windows import windows
 from tests.checkpoints.tiny_decoders import FOLDERS, TEXTS, save_sentence_model, save_transformer
 
 pytest.importorskip("sentence_transformers")
@@ -71,6 +72,20 @@ def test_long_texts_are_read_in_windows(name: str, folders: Any) -> None:
     encoding = embedder.tokenizer.encode(LONG)
     whole = next(embedder.embed_each([LONG[:200]]))
     assert (whole.windows, result.tokens_total) == (1, int((~encoding.special).sum()))
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_windows_do_not_cut_words(name: str, folders: Any) -> None:
+    """Tokenizers of Llama and Gemma do not split texts into words: the spaces in the tokens tell."""
+    text = "cats and dogs ran home on the mat " * 40
+    encoding = Embedder.load(folders(name)).tokenizer.encode(text)
+    found = windows(encoding, (text,), 64)
+    assert len(found) > 3
+    for window in found:
+        offsets = window.encoding.offsets[~window.encoding.special]
+        start, end = int(offsets[0, 0]), int(offsets[-1, 1])
+        assert text[start] == " " or text[start - 1 : start] in ("", " ")
+        assert text[end - 1] == " " or text[end : end + 1] in ("", " ")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])

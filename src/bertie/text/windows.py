@@ -206,9 +206,9 @@ def _owners(total: int, spans: list[tuple[int, int]]) -> IntArray:
 def word_starts(encoding: Encoding, part: IntArray, text: str) -> BoolArray:
     """(n,) which of the tokens at `part` begin a word of `text`.
 
-    Words are those of the tokenizer. Some tokenizers split at spaces only: inside such a word, a punctuation mark is a
-    word of its own, as for BERT, and so is each token in scripts that are written without spaces. No word ends between
-    a letter and its accent.
+    Words are those of the tokenizer. Some tokenizers split at spaces only, or not at all: inside such a word, a token
+    that begins with a space begins a word, a punctuation mark is a word of its own, as for BERT, and so is each token
+    in scripts that are written without spaces. No word ends between a letter and its accent.
     """
     words, offsets = encoding.word_ids[part].tolist(), encoding.offsets[part].tolist()
     out = np.ones(len(part), dtype=bool)
@@ -231,6 +231,8 @@ def _accented(before: str, after: str) -> bool:
 
 @lru_cache(1 << 16)
 def _breaks(before: str, after: str) -> bool:
+    if after.isspace():
+        return not before.isspace()
     if before.isspace() or unicodedata.category(after)[0] == "M" or "\u200d" in (before, after):
         return False
     return any(_is_punctuation(c) or any(low <= ord(c) <= high for low, high in _UNSPACED) for c in (before, after))
