@@ -45,6 +45,13 @@ _USES = {
     "retrieval": ("", "Embedder", 'embed(["A text."])'),
 }
 
+_GLINER = (
+    "Bertie reads texts of any length in windows. The package gliner loads the same folder, and truncates long texts:"
+    "\n\n```python\nfrom gliner import GLiNER\n\n"
+    'model = GLiNER.from_pretrained("path/to/this/folder")\n'
+    'print(model.predict_entities("A text.", ["person", "place"]))\n```'
+)
+
 
 def model_card(report: ModelReport) -> str:
     """Render a model card: YAML front matter, then Markdown.
@@ -68,6 +75,7 @@ def _front(report: ModelReport) -> dict[str, Any]:
     if report.language is not None:
         front["language"] = report.language if isinstance(report.language, str) else list(report.language)
     other = "transformers" if _USES[report.kind][0] else "sentence-transformers"
+    other = "gliner" if report.labels_in_call else other
     front |= {"library_name": "bertie", "tags": ["bertie", other, report.kind], "pipeline_tag": tag}
     if report.base is not None:
         front["base_model"] = report.base
@@ -95,6 +103,8 @@ def _dataset(report: ModelReport, split: str) -> str:
 def _sections(report: ModelReport) -> list[tuple[str, str]]:
     final = report.evaluations[report.final]
     head, name, call = _USES[report.kind]
+    if report.labels_in_call:
+        name, call = "ZeroShotTagger", 'tag("A text.", labels=["person", "place"])'
     sections = [
         (
             "Model description",
@@ -104,7 +114,7 @@ def _sections(report: ModelReport) -> list[tuple[str, str]]:
         (
             "Usage",
             f'```python\nimport bertie\n\nmodel = bertie.{name}.load("path/to/this/folder")\n'
-            f"print(model.{call})\n```\n\n" + _other_libraries(head),
+            f"print(model.{call})\n```\n\n" + (_GLINER if report.labels_in_call else _other_libraries(head)),
         ),
     ]
     if report.data:
