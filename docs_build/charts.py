@@ -5,7 +5,7 @@ draw, separated by semicolons:
 
     <!-- chart: CPU inference | int8 | texts/s -->
 
-Rows or columns whose name begins with Bertie have the accent colour.
+The column after an asterisk has the accent colour; without one, the rows or columns that name Bertie have it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from docs_build.links import ROOT
 
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 COMMENT = re.compile(r"<!-- chart: (.+?) \| (.*?) \| (.+?) -->")
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-WIDTH, LABELS, BAR, GAP = 680, 250, 18, 10
+_NUMBER = re.compile(r"(?<![A-Za-z\d])-?\d[\d,]*(?:\.\d+)?")  # not the 1 of F1
+WIDTH, LABELS, BAR, GAP = 720, 290, 18, 10
+LONGEST_LABEL = 44
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ def _cells(line: str) -> list[str]:
 def number(cell: str) -> float | None:
     """The first number of a cell.
 
-    >>> number("145,500 (3 runs)"), number("**0.418** †"), number("")
-    (145500.0, 0.418, None)
+    >>> number("145,500 (3 runs)"), number("**0.418** †"), number("F1 0.848 [0.799, 0.892]"), number("")
+    (145500.0, 0.418, 0.848, None)
     """
     match = _NUMBER.search(cell)
     return None if match is None else float(match[0].replace(",", ""))
@@ -80,6 +81,8 @@ def draw_all(text: str, results: Path = RESULTS) -> str:
 
 def draw(table: Table, columns: Sequence[str]) -> str:
     """An SVG of horizontal bars: one per row and column."""
+    marked = {name[1:] for name in columns if name.startswith("*")}
+    columns = [name.removeprefix("*") for name in columns]
     indices = []
     for name in columns:
         if name not in table.columns:
@@ -95,13 +98,13 @@ def draw(table: Table, columns: Sequence[str]) -> str:
     for label, bars in groups:
         middle = y + len(bars) * BAR / 2 + 4
         shown = re.sub(r"[`*]", "", label)
-        shown = shown if len(shown) <= 42 else f"{shown[:41]}…"
+        shown = shown if len(shown) <= LONGEST_LABEL else f"{shown[: LONGEST_LABEL - 1]}…"
         parts.append(f'<text class="label" x="{LABELS - 8}" y="{middle:.0f}">{escape(shown)}</text>')
         for column, value in bars:
-            accent = (column if len(columns) > 1 else label).lower().startswith(("bertie", "`bertie", "windows"))
+            kind = _kind(column if len(columns) > 1 else label, columns, marked)
             length = max(2, (WIDTH - LABELS - 70) * value / largest)
             parts.append(
-                f'<rect class="{"accent" if accent else "other"}" x="{LABELS}" y="{y}" width="{length:.0f}" '
+                f'<rect class="{kind}" x="{LABELS}" y="{y}" width="{length:.0f}" '
                 f'height="{BAR - 4}" rx="2"><title>{escape(label)}, {escape(column)}: {value:,g}</title></rect>'
                 f'<text class="value" x="{LABELS + length + 6:.0f}" y="{y + 11}">{value:,g}</text>'
             )
@@ -111,13 +114,24 @@ def draw(table: Table, columns: Sequence[str]) -> str:
     if len(columns) > 1:
         x = LABELS
         for column in columns:
-            kind = "accent" if column.lower().startswith(("bertie", "windows")) else "other"
+            kind = _kind(column, columns, marked)
             legend += f'<rect class="{kind}" x="{x}" y="{y}" width="10" height="10"/>'
             legend += f'<text class="value" x="{x + 15}" y="{y + 9}">{escape(column)}</text>'
             x += 30 + 7 * len(column)
         y += BAR
-    caption = escape(" and ".join(columns))
+    caption = escape(", ".join(columns))
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {y}" role="img" aria-label="{caption}">{"".join(parts)}{legend}</svg>'
         f'<p class="caption">{caption}</p>'
+    )
+
+
+def _kind(name: str, columns: Sequence[str], marked: set[str]) -> str:
+    """The class of a bar: the accent colour, or one of three greys."""
+    if name in marked or (not marked and ("bertie" in name.lower() or name == "windows")):
+        return "accent"
+    return (
+        f"other-{[column for column in columns if column not in marked].index(name) % 3}"
+        if name in columns
+        else "other-0"
     )
