@@ -99,7 +99,7 @@ def load_checkpoint(
 
 
 def _main_task(checkpoint: Checkpoint, overflow: Overflow, kind: str | None = None) -> Task[Any, Any, Any]:
-    """The task that a checkpoint was trained for, preferably of the head of a kind; without one, it may be embedding."""
+    """The task that a checkpoint was trained for, preferably by its head of a kind; without one, maybe embedding."""
     if checkpoint.cross_encoder is not None and len(checkpoint.labels) == 1:
         return Reranker(checkpoint, overflow=overflow)
     if checkpoint.splade is not None and kind is None:
