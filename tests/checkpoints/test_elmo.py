@@ -290,9 +290,14 @@ def test_missing_files(folder: Path, tmp_path: Path) -> None:
         (folder / "options.json", folder / "nothing", "is not a file"),
         (folder, folder / "weights.hdf5", "is a folder; pass the options file"),
         (tmp_path, None, "has no file …options.json"),
+        ("~nobody-of-this-name/elmo", None, "cannot be looked up"),
+        ("x" * 5000, None, "cannot be looked up"),
+        (folder / "options.json", "x" * 5000, "cannot be looked up"),
     ):
         with pytest.raises(NotFoundError, match=message):
             read_elmo(source, weights)
+    assert not is_elmo_folder("~nobody-of-this-name/elmo")
+    assert not is_elmo_folder("x" * 5000)
     (folder / "weights.hdf5").unlink()
     with pytest.raises(NotFoundError, match=r"no file ….hdf5"):
         read_elmo(folder)

@@ -13,15 +13,15 @@ MOST_NAMED = 8  # files or datasets in one error
 
 def is_elmo_folder(folder: str | Path) -> bool:
     """Whether a folder holds ELMo's files, and no other model's config.json."""
-    path = Path(folder).expanduser()
     try:
+        path = Path(folder).expanduser()
         return (
             path.is_dir()
             and not (path / "config.json").exists()
             and bool(_matching(path, OPTIONS))
             and bool(_matching(path, *WEIGHT_SUFFIXES))
         )
-    except OSError:
+    except (OSError, RuntimeError, ValueError):  # no permission, name too long, unknown home directory
         return False
 
 
@@ -30,19 +30,27 @@ def find_files(source: str | Path, weights: str | Path | None = None) -> tuple[P
 
     The files that AllenNLP published have names such as elmo_2x4096_512_2048cnn_2xhighway_options.json.
     """
-    path = Path(source).expanduser()
+    path, file = _path(source), None if weights is None else _path(weights)
     if path.is_dir():
-        if weights is not None:
+        if file is not None:
             raise NotFoundError(f"{path} is a folder; pass the options file together with the weights {weights}")
         return _only(path, OPTIONS), _only(path, *WEIGHT_SUFFIXES)
     if not path.is_file():
         raise NotFoundError(f"{path} is neither a folder nor a file; ELMo is a folder with {OPTIONS} and {WEIGHTS}")
-    if weights is None:
+    if file is None:
         raise NotFoundError(f"{path} is a file: pass the weights, too, or a folder with {OPTIONS} and {WEIGHTS}")
-    file = Path(weights).expanduser()
     if not file.is_file():
         raise NotFoundError(f"weights={str(weights)!r:.200} is not a file")
     return path, file
+
+
+def _path(name: str | Path) -> Path:
+    try:
+        path = Path(name).expanduser()
+        path.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise NotFoundError(f"{str(name)[:200]!r} cannot be looked up: {error!s:.80}") from None
+    return path
 
 
 def _matching(folder: Path, *suffixes: str) -> list[Path]:

@@ -77,10 +77,11 @@ class Elmo:
         self.model, self.source = model, source
 
     def __getattr__(self, name: str) -> Any:
-        raise missing_attribute(f"{type(self).__name__!r} object", name, dir(type(self)))
+        raise missing_attribute(
+            f"{type(self).__name__!r} object", name, [known for known in dir(type(self)) if known[0] != "_"]
+        )
 
     @classmethod
-    @explain_arguments
     def load(
         cls,
         source: str | Path,

@@ -110,7 +110,8 @@ class ElmoTagger:
             return self.elmo
         if name == "head_":
             raise NotFoundError("this ElmoTagger is not trained: call fit(), or ElmoTagger.load() of a trained one")
-        raise missing_attribute(f"{type(self).__name__!r} object", name, dir(type(self)))
+        known = [attribute for attribute in dir(type(self)) if attribute[0] != "_"]
+        raise missing_attribute(f"{type(self).__name__!r} object", name, known)
 
     def __repr__(self) -> str:
         facts = {"model": self._source}
