@@ -220,8 +220,7 @@ class Checkpoint:
         if module is None:
             module = self._new_head(head, spec, seed)
         model = Model.from_parts(self.model.encoder, {head: module}).eval()
-        kinds = dict.fromkeys(("sentence", "cross_encoder", "splade", "gliner", "late_interaction"))
-        bare = replace(self, **kinds)
+        bare = replace(self, sentence=None, cross_encoder=None, splade=None, gliner=None, late_interaction=None)
         return replace(bare, model=model, config=config, spec=spec, heads={})
 
     def add_head(self, name: str, info: HeadInfo, *, seed: int = 0) -> None:
