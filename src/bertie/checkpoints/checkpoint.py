@@ -427,12 +427,11 @@ def _read(
             raise CheckpointError(f"not enough memory for the model on {device}: {error}") from None
         spec.weight_map.load(model, weights)
     tokenizer = folder_tokenizer(folder, spec.family.model_type) if spans is None else spans.tokenizer
-    check_vocabulary(tokenizer, spec.encoder.vocab)
     checkpoint = Checkpoint(
         model=model.eval(),
         config=config,
         spec=spec,
-        tokenizer=tokenizer,
+        tokenizer=check_vocabulary(tokenizer, spec.encoder.vocab),
         sentence=SentenceModules.from_folder(top, spec.encoder.width, spec.encoder.vocab),
         cross_encoder=cross_encoder,
         splade=splade,

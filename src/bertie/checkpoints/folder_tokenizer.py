@@ -25,9 +25,10 @@ def folder_tokenizer(folder: Path, model_type: Any) -> Tokenizer | None:
     return Tokenizer.from_folder(folder, legacy)
 
 
-def check_vocabulary(tokenizer: Tokenizer | None, vocab: int) -> None:
-    """Refuse a tokenizer with more tokens than the model has embeddings."""
+def check_vocabulary(tokenizer: Tokenizer | None, vocab: int) -> Tokenizer | None:
+    """The tokenizer itself; one with more tokens than the model has embeddings is refused."""
     if tokenizer is not None and tokenizer.vocab_size > vocab:
         raise CheckpointError(
             f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {vocab}: they do not belong together"
         )
+    return tokenizer
