@@ -249,7 +249,7 @@ def test_notebooks_are_executed(page: str) -> None:
     assert notebook["metadata"]["bertie"]["executed"] == notebooks.source_hash(notebook), (
         f"{page} was edited: execute it with `make tutorials NOTEBOOK={page}`"
     )
-    assert notebook["metadata"]["bertie"]["seconds"] <= 150
+    assert notebook["metadata"]["bertie"]["seconds"] <= 240  # of CPU time: two minutes on two cores
     for cell in notebook["cells"]:
         assert cell["cell_type"] == "markdown" or cell["execution_count"]
     assert notebook["nbformat"] == 4
