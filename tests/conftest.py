@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 # Tests write no fingerprints into the user's cache.
 os.environ.setdefault("BERTIE_CACHE", tempfile.mkdtemp(prefix="bertie-cache-"))
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # tests reach no network
 # Settings of the user must not change what is tested.
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="bertie-config-")
 for _name in ("BERTIE_MODEL", "BERTIE_DEVICE", "BERTIE_PRECISION", "BERTIE_CONFIG"):

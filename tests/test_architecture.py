@@ -26,7 +26,7 @@ LAYERS = (
         "evaluation",
     ),  # leaves, which anybody may use
     *("text", "ops", "nn", "checkpoints", "pipeline", "tasks", "training", "recipes"),
-    *("compress", "search", "client", "cluster", "bench", "serve", "cli"),
+    *("compress", "search", "client", "cluster", "bench", "integrations", "serve", "cli"),
 )
 LEAVES = {
     "errors": set[str](),

@@ -30,7 +30,7 @@ SEARCH, EMBEDDINGS, SCALE = (ROOT / "docs" / f"{name}.md" for name in ("search",
 SERVE, PLAYGROUND, SPEED = (ROOT / "docs" / f"{name}.md" for name in ("serve", "playground", "speed"))
 SECURITY = ROOT / "docs" / "security.md"
 FILES, LABELLING, TRAIN = (ROOT / "docs" / f"{name}.md" for name in ("files", "labelling", "train"))
-GROUPS = ROOT / "docs" / "groups.md"
+GROUPS, INTEGRATIONS = ROOT / "docs" / "groups.md", ROOT / "docs" / "integrations.md"
 COMMAND_LINE, PYTHON = (ROOT / "docs" / f"{name}.md" for name in ("command-line", "python"))
 PAGES = [
     ROOT / "docs" / "first-hour.md",
@@ -47,6 +47,7 @@ PAGES = [
     SCALE,
     SERVE,
     ROOT / "docs" / "clients.md",
+    INTEGRATIONS,
     PLAYGROUND,
     SPEED,
     SECURITY,
@@ -133,7 +134,11 @@ def test_links(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [PRETRAIN, SPEED, *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, PYTHON, CARD])],
+    [
+        PRETRAIN,
+        SPEED,
+        *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, PYTHON, INTEGRATIONS, CARD]),
+    ],
     ids=lambda page: page.stem,
 )
 def test_python(

@@ -122,6 +122,11 @@ def test_classify(call: Callable[..., Any], registry: Registry) -> None:
     local = Classifier(registry["classify"].checkpoint)
     items = [*TEXTS, ("A cat.", "A dog."), (TEXTS[3], TEXTS[90])]
     same(call("classify", "classify", items), local.classify(items))
+    options: dict[str, Any] = {"window_size": 16, "window_pooling": "max"}
+    same(call("classify", "classify", LONG, **options), local.classify(LONG, **options))
+    same(call("classify", "classify", LONG, window_size="sentence"), local.classify(LONG, window_size="sentence"))
+    with pytest.raises(InputError, match="window_size"):
+        call("classify", "classify", LONG, window_size=1)
 
 
 def test_zero_shot(call: Callable[..., Any], registry: Registry) -> None:
@@ -202,6 +207,44 @@ def test_search(call: Callable[..., Any], start: Start, registry: Registry, tmp_
         assert call(None, "search", queries[0], 2, mode="dense", url=url).query == queries[0]
     with pytest.raises(Exception, match="no index"):
         call(None, "search", "anything")
+
+
+def test_attribute(call: Callable[..., Any], registry: Registry) -> None:
+    local = Classifier(registry["classify"].checkpoint)
+    items = [TEXTS[0], (TEXTS[1], TEXTS[2])]
+    same(call("classify", "attribute", items, max_pieces=4), local.attribute(items, max_pieces=4))
+    label = local.classify(TEXTS[0]).label
+    same(call("classify", "attribute", TEXTS[0], label=label), local.attribute(TEXTS[0], label=label))
+
+
+def test_predict_tokens(call: Callable[..., Any], registry: Registry) -> None:
+    local = MaskedLM(registry["fill"].checkpoint)
+    same(call("fill", "predict_tokens", TEXTS[:2], top_k=2), local.predict_tokens(TEXTS[:2], top_k=2))
+    same(call("fill", "predict_tokens", TEXTS[0]), local.predict_tokens(TEXTS[0]))
+
+
+def test_ask(call: Callable[..., Any], start: Start, registry: Registry, tmp_path: Path) -> None:
+    with Index.create(tmp_path / "index", Embedder(registry["embed"].checkpoint)) as index:
+        index.add(TEXTS[:30])
+        url = start(index=(index, "embed")).url
+        options: dict[str, Any] = {"mode": "dense", "top_k": 2, "no_answer_threshold": 1.0}
+        models = (registry[name].checkpoint for name in registry)
+        first = next(model for model in models if "answer" in {info.kind for info in model.heads.values()})
+        expected = index.ask("find the cat", 4, reader=Reader(first), **options)
+        result = call(None, "ask", "find the cat", 4, url=url, **options)
+        assert result.has_answer
+        assert set(result.timings) == set(expected.timings)
+        sources = [
+            replace(answer, source=None, passage=replace(answer.passage, source=None)) for answer in expected.answers
+        ]
+        same(list(result.answers), sources)
+        assert [hit.text for hit in result.passages] == list(
+            dict.fromkeys(answer.passage.text for answer in result.answers)
+        )
+        same(
+            [result.no_answer_score, result.tokens_total, result.tokens_read, result.windows],
+            [expected.no_answer_score, expected.tokens_total, expected.tokens_read, expected.windows],
+        )
 
 
 def test_models_info_and_ready(call: Callable[..., Any], registry: Registry) -> None:

@@ -20,6 +20,7 @@ import pytest
 from bertie.errors import BertieError, ExistsError, InputError, NotFoundError
 from bertie.search.filters import MetadataFilter, matches_filters
 from bertie.search.index import Index
+from bertie.search.local_store import LocalStore
 from bertie.search.records import Document, EmbeddedDocument, MetadataValue, Passage
 from tests.search import store_faults
 from tests.search.conftest import Place
@@ -412,3 +413,22 @@ def test_searches_see_whole_commits(place: Place) -> None:
         child.kill()
     assert child.wait() == 0
     assert len(seen) >= COMMITS
+
+
+def test_a_search_outlasts_a_fast_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty commits in a row, each between two reads of a lexical search, do not leave it without hits."""
+    with LocalStore.create(tmp_path / "index", D, {"language": None}) as writer:
+        writer.commit(six_documents(0))
+        number, read = 0, LocalStore.passage_texts
+
+        def replaced_before(store: LocalStore, after: int = 0) -> Any:
+            nonlocal number
+            if number < 20:
+                number += 1
+                writer.commit(six_documents(number))
+            return read(store, after)
+
+        monkeypatch.setattr(LocalStore, "passage_texts", replaced_before)
+        with FakeIndex(LocalStore.open(tmp_path / "index")) as index:
+            hits = index.search("cat", 12, mode="lexical")
+    assert [hit.metadata["number"] for hit in hits] == [20] * 12

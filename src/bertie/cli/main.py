@@ -41,6 +41,7 @@ from bertie.cli import (
     mine,
     pairs,
     pretrain,
+    push,
     quantize,
     recipes,
     rerank,
@@ -73,7 +74,7 @@ GROUPS = {  # in the order of bertie --help
     "groups of texts": (dedup, cluster_texts, pairs, drift),
     "search": (index, search, ask),
     "serve": (serve,),
-    "train": (train, suggest, eval, calibrate, compare, mine, weight_tokens, quantize, recipes),
+    "train": (train, suggest, eval, calibrate, compare, mine, weight_tokens, quantize, push, recipes),
     "pretrain": (tokenizer, corpus, pretrain),
     "inspect": (inspect, tokenize, attend, bench, doctor, completion),
 }

@@ -23,7 +23,7 @@ VERB_SYNONYMS = {
     "convert": "quantize", "demo": "tour", "encode": "embed", "evaluate": "eval", "finetune": "train",
     "fine-tune": "train", "fit": "train", "info": "inspect", "mask": "fill", "mlm": "fill", "ner": "tag",
     "predict": "classify", "qa": "answer", "query": "search", "sentiment": "classify", "server": "serve",
-    "show": "inspect", "test": "eval", "zero-shot": "classify",
+    "show": "inspect", "test": "eval", "upload": "push", "zero-shot": "classify",
 }  # fmt: skip
 FLAG_SYNONYMS = {
     "--checkpoint": "--model", "--cpu": "--device", "--cuda": "--device", "--debug": "--verbose",

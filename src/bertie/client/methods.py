@@ -25,12 +25,15 @@ from bertie.errors import InputError
 from bertie.text.tokenizer import checked_text
 
 if TYPE_CHECKING:
+    from bertie.search.ask import AskResult
     from bertie.search.index import SearchResults
     from bertie.tasks.results import (
         AnswerResult,
+        AttributionResult,
         ClassificationResult,
         FillMaskResult,
         TaggingResult,
+        TokenPredictionResult,
         ZeroShotResult,
     )
 
@@ -101,10 +104,18 @@ class ClientMethods:
         return Call([Request("/compare", lambda response: [parse(response)], body)], itemgetter(0))
 
     @TextsMethod
-    def classify(self, texts: Iterable[Text], *, head: str | None = None) -> ListCall[ClassificationResult]:
+    def classify(
+        self,
+        texts: Iterable[Text],
+        *,
+        window_size: int | Literal["sentence"] | None = None,
+        window_pooling: Literal["mean", "confidence", "max"] | None = None,
+        head: str | None = None,
+    ) -> ListCall[ClassificationResult]:
         """Classify texts or pairs, as `Classifier.classify`."""
         items = requests.check_texts_or_pairs(texts, "classify")
-        return self._list_call("/classify", "texts", items, responses.parse_classifications, head=head)
+        options = {"head": head, "window_size": window_size, "window_pooling": window_pooling}
+        return self._list_call("/classify", "texts", items, responses.parse_classifications, **options)
 
     @TextsMethod
     def zero_shot(
@@ -195,6 +206,43 @@ class ClientMethods:
         items = requests.check_texts(texts, "fill")
         return self._list_call("/fill", "texts", items, responses.parse_masks, head=head, top_k=top_k, candidates=words)
 
+    @TextsMethod
+    def attribute(
+        self, texts: Iterable[Text], *, label: str | None = None, max_pieces: int | None = None, head: str | None = None
+    ) -> ListCall[AttributionResult]:
+        """Which words decided the label of each text or pair, as `Classifier.attribute`."""
+        items = requests.check_texts_or_pairs(texts, "attribute")
+        options = {"label": label, "max_pieces": max_pieces, "head": head}
+        return self._each_call("/attribute", items, responses.parse_attribution, **options)
+
+    @TextsMethod
+    def predict_tokens(
+        self, texts: Iterable[str], *, top_k: int = 5, head: str | None = None
+    ) -> ListCall[TokenPredictionResult]:
+        """Predict every token of short texts from all others, as `MaskedLM.predict_tokens`."""
+        items = requests.check_texts(texts, "predict_tokens")
+        return self._each_call("/predict_tokens", items, responses.parse_token_predictions, top_k=top_k, head=head)
+
+    @ClientMethod
+    def ask(
+        self,
+        question: str,
+        k: int = 5,
+        *,
+        top_k: int = 1,
+        no_answer_threshold: float | None = None,
+        mode: Mode = "hybrid",
+        rerank: bool = False,
+        where: Mapping[str, Any] | None = None,
+    ) -> Call[AskResult, AskResult]:
+        """Answer a question from the k best passages of the server's index, as `Index.ask`.
+
+        The result's `passages` are those of its answers; the server does not send the others.
+        """
+        options: dict[str, Any] = {"passages": k, "top_k": top_k, "no_answer_threshold": no_answer_threshold}
+        options |= {"mode": mode, "rerank": rerank, "where": where, "questions": checked_text(question, "the question")}
+        return Call([Request("/ask", responses.parse_asked, requests.encode_body(options))], itemgetter(0))
+
     @ClientMethod
     def search(
         self,
@@ -247,6 +295,12 @@ class ClientMethods:
         self, path: str, name: str, items: Iterable[tuple[Any, int]], read: Callable[[Any], list[T]], **options: Any
     ) -> ListCall[T]:
         return Call(requests.split_requests(path, name, items, read, model=self.model, **options), list)
+
+    def _each_call(self, path: str, items: Items, read: Callable[[Any], list[T]], **options: Any) -> ListCall[T]:
+        """A request per text."""
+        fields = options | {"model": self.model}
+        bodies = (requests.encode_body(fields | {"text": text}) for text, _ in items)
+        return Call((Request(path, read, body, i) for i, body in enumerate(bodies)), list)
 
 
 def _search(queries: Iterable[str], **options: Any) -> Iterator[Request[SearchResults]]:

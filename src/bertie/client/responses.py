@@ -10,14 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from bertie.search.index import SearchResults
+    from bertie.search.ask import AskResult
+    from bertie.search.index import SearchHit, SearchResults
     from bertie.tasks.results import (
         AnswerResult,
+        AttributionResult,
         ClassificationResult,
         EmbeddingResult,
         FillMaskResult,
         RankedDocument,
         TaggingResult,
+        TokenPredictionResult,
         ZeroShotResult,
     )
 
@@ -122,28 +125,63 @@ def rank_documents(
     return sorted(documents, key=lambda document: (-document.score, document.index))[:top_k]
 
 
+def parse_attribution(response: Any) -> list[AttributionResult]:
+    """Parse the response of `attribute`, the result of one text."""
+    from bertie.tasks.results import AttributedPiece, AttributionResult
+
+    pieces = tuple(AttributedPiece(**piece) for piece in response["pieces"])
+    return [AttributionResult(response["label"], response["score"], pieces, **read_counts(response))]
+
+
+def parse_token_predictions(response: Any) -> list[TokenPredictionResult]:
+    """Parse the response of `predict_tokens`, the result of one text."""
+    from bertie.tasks.results import TokenCandidate, TokenPrediction, TokenPredictionResult
+
+    tokens = tuple(
+        TokenPrediction(**token | {"candidates": tuple(TokenCandidate(**item) for item in token["candidates"])})
+        for token in response["tokens"]
+    )
+    return [TokenPredictionResult(tokens, response["log_likelihood"], **read_counts(response))]
+
+
+def parse_asked(response: Any) -> list[AskResult]:
+    """Parse the response of `ask`."""
+    from bertie.search.ask import AskResult, FoundAnswer
+
+    results = []
+    for item in response["results"]:
+        hits = [_parse_hit(answer["passage"]) for answer in item["answers"]]
+        answers = tuple(
+            FoundAnswer(**answer | {"passage": hit, "source": None})
+            for answer, hit in zip(item["answers"], hits, strict=True)
+        )
+        passages = tuple({(hit.document, hit.start, hit.end): hit for hit in hits}.values())
+        counts = read_counts(item)
+        results.append(
+            AskResult(item["question"], answers, item["no_answer_score"], passages, item["timings"], **counts)
+        )
+    return results
+
+
 def parse_search(response: Any) -> list[SearchResults]:
     """Parse the response of `search`."""
-    from bertie.search.index import SearchHit, SearchResults
+    from bertie.search.index import SearchResults
 
     return [
-        SearchResults(
-            item["query"],
-            tuple(
-                SearchHit(
-                    **hit
-                    | {
-                        "headings": tuple(hit["headings"]),
-                        "highlights": tuple((start, end) for start, end in hit["highlights"]),
-                        "source": None,  # the server does not disclose paths
-                    }
-                )
-                for hit in item["hits"]
-            ),
-            item["timings"],
-        )
+        SearchResults(item["query"], tuple(_parse_hit(hit) for hit in item["hits"]), item["timings"])
         for item in response["results"]
     ]
+
+
+def _parse_hit(hit: Any) -> SearchHit:
+    from bertie.search.index import SearchHit
+
+    fields = {
+        "headings": tuple(hit["headings"]),
+        "highlights": tuple((start, end) for start, end in hit["highlights"]),
+        "source": None,  # the server does not disclose paths
+    }
+    return SearchHit(**hit | fields)
 
 
 def parse_similarity(response: Any, rows: int | None, single: tuple[bool, bool] = (False, False)) -> Any:

@@ -28,6 +28,7 @@ from bertie.data.compression import COMPRESSED_SUFFIXES
 from bertie.data.readers import InputTable, Row, open_table, text_cell
 from bertie.errors import InputError, NotFoundError
 from bertie.evaluation.retrieval import Qrels, Run, per_query_metrics
+from bertie.tasks.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, find_prompt
 
 if TYPE_CHECKING:
     from bertie.tasks import Embedder, Reranker
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 DEPTH = 1000  # documents kept per query
 RERANK_DEPTH = 100  # documents reranked per query
 BLOCK = 256  # documents embedded at once
-DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in sentence-transformers' order of lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +176,10 @@ def dense_run(dataset: RetrievalDataset, embedder: Embedder, *, advance: Callabl
 
     Memory does not grow with the corpus. `advance` is called with the number of documents done.
     """
-    queries = embedder.embed(dataset.queries.values(), prompt_name=_prompt(embedder, ["query"]))
+    prompts = embedder.modules.prompts
+    queries = embedder.embed(dataset.queries.values(), prompt_name=find_prompt(prompts, QUERY_PROMPTS))
     names, texts = list(dataset.corpus), list(dataset.corpus.values())
-    prompt = _prompt(embedder, DOCUMENT_PROMPTS)
+    prompt = find_prompt(prompts, DOCUMENT_PROMPTS)
     best = _TopDocuments(len(queries))
     for start in range(0, len(texts), BLOCK):
         block = texts[start : start + BLOCK]
@@ -186,10 +187,6 @@ def dense_run(dataset: RetrievalDataset, embedder: Embedder, *, advance: Callabl
         if advance is not None:
             advance(len(block))
     return {query: best.ranking(i, names) for i, query in enumerate(dataset.queries)}
-
-
-def _prompt(embedder: Embedder, names: Sequence[str]) -> str | None:
-    return next((name for name in names if name in embedder.modules.prompts), None)
 
 
 class _TopDocuments:

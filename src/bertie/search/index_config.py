@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bertie._version import __version__
 from bertie.errors import InputError
 from bertie.search.model_identity import model_fingerprint
+from bertie.tasks.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, find_prompt
 
 if TYPE_CHECKING:
     from bertie.search.chunking import Chunker
@@ -41,15 +42,14 @@ def index_config(
         "chunk_size": chunk_size,
         "chunk_overlap": min(CHUNK_OVERLAP, chunk_size // 8) if chunk_overlap is None else chunk_overlap,
         "language": language,
-        "query_prompt": _prompt(embedder, query_prompt, ("query",)),
-        "passage_prompt": _prompt(embedder, passage_prompt, ("passage", "document")),
+        "query_prompt": prompt_before(embedder, query_prompt, QUERY_PROMPTS),
+        "passage_prompt": prompt_before(embedder, passage_prompt, DOCUMENT_PROMPTS),
     }
 
 
-def _prompt(embedder: Embedder, prompt: str | None, names: Sequence[str]) -> str:
+def prompt_before(embedder: Embedder, prompt: str | None, names: Sequence[str]) -> str:
     """A prompt, by default the first of the checkpoint's with one of these names, or its default one."""
-    name = next((name for name in names if name in embedder.modules.prompts), None)
-    return embedder.prompt_text(prompt, name if prompt is None else None)
+    return embedder.prompt_text(prompt, find_prompt(embedder.modules.prompts, names) if prompt is None else None)
 
 
 def make_chunker(embedder: Embedder, size: int, overlap: int) -> Chunker:

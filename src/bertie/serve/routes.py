@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bertie.serve.api import ask, cohere, explain, huggingface, native, openai, playground, tei
+from bertie.serve.api import ask, cohere, compare, explain, huggingface, native, openai, playground, tei
 from bertie.serve.api_errors import ErrorFormat
 from bertie.serve.context import RequestContext
 from bertie.serve.service import Service
@@ -114,7 +114,7 @@ _OTHER_ROUTES = (
     replace(_RERANK, path="/v2/rerank"),
     Route("/search", native.search, native.SearchRequest, native.SearchResponse, "Search the index"),
     Route("/ask", ask.ask, ask.AskRequest, ask.AskResponse, "Answer questions from the index"),
-    Route("/compare", native.compare, native.CompareRequest, native.CompareResponse, "Pairwise similarity of texts"),
+    Route("/compare", compare.compare, compare.CompareRequest, compare.CompareResponse, "Pairwise similarity of texts"),
     Route("/attention", playground.attention, playground.AttentionRequest, dict[str, Any], "Attention weights"),
     Route(
         "/attention_all",

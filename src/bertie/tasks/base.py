@@ -6,6 +6,7 @@ from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_args
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from bertie.arguments import explain_arguments, missing_attribute
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.hub import default_model
+from bertie.checkpoints.upload import push_folder
 from bertie.config import HeadInfo, HeadName
 from bertie.errors import InputError, NotFoundError
 from bertie.nn.model import Model
@@ -191,6 +193,25 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Save the checkpoint."""
         self.checkpoint.save(folder, overwrite=overwrite)
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        message: str = "Upload model",
+    ) -> str:
+        """Save the checkpoint and upload it to a repository (owner/name) of the Hugging Face hub; return its address.
+
+        `token`: by default that of `hf auth login`. `bertie push` uploads a folder with its model card and report.
+        """
+        with TemporaryDirectory(prefix="bertie-") as folder:
+            self.save(Path(folder) / "model")
+            return push_folder(
+                Path(folder) / "model", repository, private=private, token=token, revision=revision, message=message
+            )
 
     def run(self, inputs: Iterable[TaskInput[Options]], texts: object = None) -> Iterator[Result]:
         """Results one by one, in order; see `Pipeline.chunks`."""

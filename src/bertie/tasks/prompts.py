@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bertie.errors import BertieWarning, InputError
 from bertie.text.windows import Window
+
+# The names of the prompts of queries and of documents, in sentence-transformers' order of lookup.
+QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 
 
 def choose_prompt(
@@ -39,6 +42,15 @@ def choose_prompt(
         known = ", ".join(prompts) or "none"
         raise InputError(f"prompt_name={name!r} is not one of the checkpoint's prompts: {known}")
     return prompts[name]
+
+
+def find_prompt(prompts: Mapping[str, str], names: Sequence[str]) -> str | None:
+    """The first of these names that is one of `prompts`.
+
+    >>> find_prompt({"passage": "passage: "}, DOCUMENT_PROMPTS)
+    'passage'
+    """
+    return next((name for name in names if name in prompts), None)
 
 
 def prompt_tokens_in(window: Window, prompt: int) -> int:

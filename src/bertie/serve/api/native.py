@@ -1,11 +1,10 @@
-"""Bertie's own API: one endpoint per task, search, and pairwise similarity."""
+"""Bertie's own API: one endpoint per task, and search."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from bertie.pipeline.inputs import text_inputs
@@ -13,22 +12,20 @@ from bertie.serve.api.base import (
     QUERY,
     SENTENCES,
     Array,
-    BertieRequest,
     Label,
     Name,
-    Pooling,
     ReadCounts,
     Response,
     TaskRequest,
     Texts,
 )
 from bertie.serve.api_errors import ApiError
-from bertie.serve.context import READ_COUNTS, RequestContext, read_counts
+from bertie.serve.context import READ_COUNTS, RequestContext
 from bertie.serve.fields import ALIASES
-from bertie.serve.service import FLOAT_BYTES, Service, check_finite
+from bertie.serve.service import Service
 from bertie.tasks.answer import Reader
 from bertie.tasks.classify import Classifier
-from bertie.tasks.embed import Embedder
+from bertie.tasks.decoding import WindowPooling
 from bertie.tasks.fill_mask import MaskedLM
 from bertie.tasks.registry import TaskRow
 from bertie.tasks.rerank import Reranker
@@ -137,6 +134,10 @@ class ClassifyRequest(TaskRequest):
         "auto", description="With `labels`: by entailment, by the nearest label embedding, or by both."
     )
     multi_label: bool = Field(False, description="With `labels`: several may be true, and each is scored on its own.")
+    window_size: Annotated[int, Field(ge=16)] | Literal["sentence"] | None = Field(
+        None, description="Without `labels`: read texts in windows of at most so many tokens, or sentence by sentence."
+    )
+    window_pooling: WindowPooling = Field("mean", description="Without `labels`: how the windows are combined.")
 
 
 class ClassifyItem(ReadCounts):
@@ -166,9 +167,12 @@ def classify(service: Service, request: ClassifyRequest, context: RequestContext
         pairs = [text if isinstance(text, str) else (text[0], text[1]) for text in texts]
         service.check_tokens([(text,) if isinstance(text, str) else text for text in pairs], task, context)
         service.check_reply(len(texts) * sum(SCORE_BYTES + len(label) for label in task.info.labels.values()))
-        results: Sequence[Any] = task.classify(pairs)
+        windows: dict[str, Any] = {"window_size": request.window_size, "window_pooling": request.window_pooling}
+        results: Sequence[Any] = task.classify(pairs, **windows)
         head = task.head
     else:
+        if request.window_size is not None or request.window_pooling != "mean":
+            raise ApiError("invalid", "`window_size` and `window_pooling` do not go with `labels`", field="labels")
         if not all(isinstance(text, str) for text in texts):
             raise ApiError("invalid", "zero-shot classification takes single texts, not pairs", field="texts")
         service.check_count(range(len(texts) * len(request.labels)), "labels")
@@ -407,40 +411,3 @@ def search(service: Service, request: SearchRequest, context: RequestContext) ->
             hits = [{name: getattr(hit, name) for name in SearchHitItem.model_fields} for hit in result]
             results.append({"query": result.query, "hits": hits, "timings": result.timings, **counts})
     return {"model": context.model, "passages": len(index), "results": results}
-
-
-# --- pairwise similarity ---
-
-
-class CompareRequest(BertieRequest):
-    """POST /compare: the similarities of all pairs of texts."""
-
-    texts: Array[str] = Field(examples=[SENTENCES])
-    pooling: Pooling | None = Field(None, description="Replaces the model's pooling.")
-    overflow: Literal["window", "error", "truncate"] = "window"
-
-
-class CompareResponse(Response):
-    """The (n, n) similarity matrix, and how much of each text was read."""
-
-    model: str
-    similarity: list[list[float]]
-    results: list[ReadCounts]
-
-
-def compare(service: Service, request: CompareRequest, context: RequestContext) -> Any:
-    """Return the similarity of each text to each other text."""
-    service.check_count(request.texts, "texts")
-    options: dict[str, Any] = {} if request.pooling is None else {"pooling": request.pooling}
-    task = service.task(Embedder, request.model, context, overflow=request.overflow, **options)
-    service.check_tokens([(text,) for text in request.texts], task, context)
-    service.check_reply(len(request.texts) ** 2 * FLOAT_BYTES)
-    results = list(task.embed_each(request.texts))
-    check_finite(result.vector for result in results)
-    context.add_read(results)
-    vectors = np.stack([result.vector for result in results])
-    return {
-        "model": context.model,
-        "similarity": task.compare(vectors, vectors),
-        "results": [read_counts(result) for result in results],
-    }
