@@ -53,8 +53,7 @@ def plain_loss(model: Model, examples: list[TrainingExample], objective: SpanObj
         words = head.rnn(head.project_hidden(words)[None])[0][0]
         label = head.label_down(head.label_up(head.project_hidden(prompt)).relu())
         start, end = (
-            down(up(words).relu())
-            for up, down in ((head.start_up, head.start_down), (head.end_up, head.end_down))
+            down(up(words).relu()) for up, down in ((head.start_up, head.start_down), (head.end_up, head.end_down))
         )
         positives = {tuple(row) for row in window.values.tolist()}
         for first in range(len(words)):
