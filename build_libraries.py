@@ -71,7 +71,7 @@ def compiler() -> list[str]:
     for name in COMPILERS:
         if shutil.which(name):
             return [name]
-    raise FileNotFoundError(f"there is no C++ compiler (tried {', '.join(COMPILERS)})")
+    raise FileNotFoundError(f"no C++ compiler was found (tried {', '.join(COMPILERS)})")
 
 
 def command(source: Path) -> list[str]:

@@ -76,7 +76,7 @@ def test_without_a_compiler(
     """The build succeeds, says what it left out, and records it for `bertie doctor`."""
     monkeypatch.setenv("PATH", str(small_library))
     errors = build_libraries.build(small_library)
-    assert "there is no C++ compiler" in errors["bertie/_answer"]
+    assert "no C++ compiler was found" in errors["bertie/_answer"]
     message = capsys.readouterr().err
     assert "WITHOUT these compiled libraries" in message
     assert "--no-cache-dir" in message
