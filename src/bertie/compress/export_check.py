@@ -97,7 +97,8 @@ def _nearest(rows: NDArray[np.float64]) -> NDArray[np.int64]:
     unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
     similarities = unit @ unit.T
     np.fill_diagonal(similarities, -np.inf)
-    return similarities.argmax(1)
+    nearest: NDArray[np.int64] = similarities.argmax(1)
+    return nearest
 
 
 class ExportCheck:

@@ -74,8 +74,9 @@ def _at_top(files: dict[str, bytes], path: str) -> dict[str, bytes]:
     for name, data in files.items():
         inside = PurePosixPath(name).is_relative_to(path)
         out[PurePosixPath(name).relative_to(path).as_posix() if inside else name] = data
-    modules = json.loads(out[MODULES_FILE])
-    return out | {MODULES_FILE: storage.to_json([{**modules[0], "path": ""}, *modules[1:]])}
+    first, *others = json.loads(out[MODULES_FILE])
+    modules: Any = [{**first, "path": ""}, *others]
+    return out | {MODULES_FILE: storage.to_json(modules)}
 
 
 def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:

@@ -68,7 +68,7 @@ def to_onnx(model: PaddedModel) -> Any:
     require("onnx", "onnxscript")
     if (size := 4 * sum(weight.numel() for weight in model.parameters())) > MAX_BYTES:
         raise ConfigError(
-            f"the weights take {size / 1e9:.1f} GB in fp32; ONNX files hold at most {MAX_BYTES / 1e9:.0f} GB, and larger "
+            f"the weights take {size / 1e9:.1f} GB in fp32; ONNX files hold at most {MAX_BYTES / 1e9:.0f} GB; larger "
             "models cannot be exported"
         )
     # Two texts of seven tokens: sizes of 1 would be taken for constants.

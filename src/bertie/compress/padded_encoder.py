@@ -42,7 +42,8 @@ class PaddedProjections(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, S, D) -> (B, H, S, d) queries, keys and values."""
         parts = torch.split(F.linear(x, self.weight, self.bias), list(self.sizes), dim=-1)
-        heads = [part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in parts]
+        split = (-1, self.head_width)
+        heads = [part.unflatten(-1, split).transpose(1, 2) for part in parts]  # type: ignore[no-untyped-call]
         query, key, value = heads
         share = self.sizes[0] // self.sizes[1]
         if share > 1:
