@@ -30,7 +30,7 @@ SEARCH, EMBEDDINGS, SCALE = (ROOT / "docs" / f"{name}.md" for name in ("search",
 SERVE, PLAYGROUND, SPEED = (ROOT / "docs" / f"{name}.md" for name in ("serve", "playground", "speed"))
 SECURITY = ROOT / "docs" / "security.md"
 FILES, LABELLING, TRAIN = (ROOT / "docs" / f"{name}.md" for name in ("files", "labelling", "train"))
-GROUPS = ROOT / "docs" / "groups.md"
+GROUPS, HEADS = ROOT / "docs" / "groups.md", ROOT / "docs" / "heads.md"
 COMMAND_LINE, PYTHON = (ROOT / "docs" / f"{name}.md" for name in ("command-line", "python"))
 PAGES = [
     ROOT / "docs" / "first-hour.md",
@@ -39,6 +39,7 @@ PAGES = [
     ROOT / "docs" / "reports.md",
     LABELLING,
     GROUPS,
+    HEADS,
     FILES,
     COMMAND_LINE,
     PRETRAIN,
@@ -133,7 +134,10 @@ def test_links(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [PRETRAIN, SPEED, *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, PYTHON, CARD])],
+    [
+        *(PRETRAIN, SPEED),
+        *([MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, HEADS, PYTHON, CARD] if CARD.exists() else []),
+    ],
     ids=lambda page: page.stem,
 )
 def test_python(
