@@ -32,7 +32,7 @@ SECURITY = ROOT / "docs" / "security.md"
 FILES, LABELLING, TRAIN = (ROOT / "docs" / f"{name}.md" for name in ("files", "labelling", "train"))
 GROUPS, INTEGRATIONS = ROOT / "docs" / "groups.md", ROOT / "docs" / "integrations.md"
 DECODERS, ELMO = ROOT / "docs" / "decoders.md", ROOT / "docs" / "elmo.md"
-EXPORT = ROOT / "docs" / "export.md"
+EXPORT, HEADS = ROOT / "docs" / "export.md", ROOT / "docs" / "heads.md"
 COMMAND_LINE, PYTHON = (ROOT / "docs" / f"{name}.md" for name in ("command-line", "python"))
 PAGES = [
     ROOT / "docs" / "first-hour.md",
@@ -43,6 +43,7 @@ PAGES = [
     GROUPS,
     ELMO,
     EXPORT,
+    HEADS,
     FILES,
     COMMAND_LINE,
     PRETRAIN,
@@ -140,15 +141,9 @@ def test_links(page: Path) -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        PRETRAIN,
-        SPEED,
-        DECODERS,
-        ELMO,
-        *(
-            []
-            if not CARD.exists()
-            else [MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, EXPORT, PYTHON, INTEGRATIONS, CARD]
-        ),
+        *(PRETRAIN, SPEED, DECODERS, ELMO),
+        *([MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, PYTHON, CARD] if CARD.exists() else []),
+        *([HEADS, EXPORT, INTEGRATIONS] if CARD.exists() else []),
     ],
     ids=lambda page: page.stem,
 )

@@ -257,7 +257,7 @@ def _write_corpus(folder: Path) -> None:
 
 def _stream(verb: str, source: str, suffix: str, *flags: str) -> Job:
     output = f"out{suffix}"
-    model = "embed" if verb in ("similarity", "tokenize") else verb
+    model = "embed" if verb in ("similarity", "tokenize", "outliers", "pairs") else verb
     argv = (verb, f"{{in}}/{source}", "-m", f"{{in}}/models/{model}", *flags, "-o", output)
     return Job(f"{verb}{suffix}", argv, output, again=("--resume",), replace=("--overwrite",))
 
@@ -287,6 +287,9 @@ def all_jobs() -> list[Job]:
         _stream("rerank", "queries.jsonl", ".tsv"),
         _stream("similarity", "pairs.jsonl", ".jsonl"),
         _stream("tokenize", "texts.jsonl", ".jsonl"),
+        _stream("detect-replaced", "texts.jsonl", ".jsonl"),
+        _stream("outliers", "texts.jsonl", ".csv", "--neighbours", "3"),
+        _stream("pairs", "texts.jsonl", ".jsonl", "--threshold", "0.5"),
     ]
     index = ("index", "{in}/docs", "-o", "ix", "-m", "{in}/models/embed")
     corpus = ("--tokenizer", "{in}/tokenizer", "--shard-tokens", "400", "--held-out", "0.2")

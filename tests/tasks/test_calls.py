@@ -220,6 +220,8 @@ def test_a_single_text_has_a_single_result(made: Made) -> None:
     with pytest.raises(InputError, match="two texts"):
         embedder.similarity(one)
     assert classifier.classify(one) == classifier.classify([one])[0]
+    assert classifier.predict(one) == classifier.predict([one])[0]
+    np.testing.assert_array_equal(classifier.predict_proba(one), classifier.predict_proba([one])[0])
     assert zero_shot.classify(one, ["London", "history"]) == zero_shot.classify([one], ["London", "history"])[0]
     assert tagger.tag(one) == tagger.tag([one])[0]
     assert filler.fill(one, top_k=2) == filler.fill([one], top_k=2)[0]

@@ -121,18 +121,17 @@ def _write(path: Path, source: TextInput, result: Outliers) -> None:
     writer = make_writer(path.name, schema | {"text": str})
     found = {outlier.index for outlier in result.texts}
     columns = (result.scores, result.p_values, result.nearest, result.similarity)
-    rows = zip(*(column.tolist() for column in columns), source.texts(), strict=True)
     records = (
         {
             "row": row + 1,
-            "score": round(score, 4),
-            "p_value": round(p_value, 6),
+            "score": round(float(score), 4),
+            "p_value": round(float(p_value), 6),
             "outlier": row in found,
-            "nearest": at + 1,
-            "similarity": round(similarity, 4),
+            "nearest": int(at) + 1,
+            "similarity": round(float(similarity), 4),
             "text": text,
         }
-        for row, (score, p_value, at, similarity, text) in enumerate(rows)
+        for row, (score, p_value, at, similarity, text) in enumerate(zip(*columns, source.texts(), strict=True))
     )
     with ResumableFile(path, {}, resume=False, overwrite=True) as output:
         output.start(writer)

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertie.cli.common import UsageError, add_column, add_input, add_model, load, open_input
+from bertie.cli.common import add_column, add_input, add_model, load, open_input
 from bertie.cli.stream import Stream
 from bertie.data.journal import AlreadyComplete
 from bertie.data.progress import Progress
@@ -127,9 +127,10 @@ def _copied(item: str, args: argparse.Namespace) -> str:
 
 
 def check_outputs(args: argparse.Namespace, *names: str) -> list[Path]:
-    """The paths of output files, which must be new, or replaceable by --overwrite."""
-    if args.resume and args.overwrite:
-        raise UsageError("--resume continues a run and --overwrite starts over; pass one of them")
+    """The paths of output files, which must be new, or replaceable by --overwrite.
+
+    With both --overwrite and --resume, an interrupted run that replaces them is continued.
+    """
     paths = [Path(name) for name in names]
     for path in paths:
         if path.is_dir():
@@ -137,7 +138,7 @@ def check_outputs(args: argparse.Namespace, *names: str) -> list[Path]:
         if not path.absolute().parent.is_dir():
             raise InputError(f"{path} cannot be written: there is no folder {path.parent}")
     existing = [path for path in paths if path.exists()]
-    if args.resume and existing == paths:
+    if args.resume and not args.overwrite and existing == paths:
         raise AlreadyComplete(f"{', '.join(names)}: complete, there is nothing to resume")
     if existing and not (args.overwrite or args.resume):
         raise ExistsError(f"{existing[0]} already exists; pass --overwrite, or another name")

@@ -202,12 +202,19 @@ class Classifier(Trainable[WindowPooling | None, FloatArray, ClassificationResul
         original: Mapping[str, Any] = self.__dict__.get("original_", {})
         return original
 
+    @overload
+    def predict(self, X: str, *, progress: bool | None = None) -> Any: ...
+    @overload
+    def predict(self, X: Iterable[Text], *, progress: bool | None = None) -> NDArray[Any]: ...
     @explain_arguments
-    def predict(self, X: Iterable[Text], *, progress: bool | None = None) -> NDArray[Any]:
+    def predict(self, X: Any, *, progress: bool | None = None) -> Any:
         """The most probable label of each text; of a multi-label model, a tuple of the labels above its threshold.
 
-        Labels have the type that `fit` was given; a model that was loaded returns strings.
+        Labels have the type that `fit` was given; a model that was loaded returns strings. A single text has a single
+        prediction.
         """
+        if isinstance(X, str):
+            return self.predict([X], progress=progress)[0]
         if self.problem == "multi_label_classification":
             chosen = [self.above_threshold(result.scores) for result in self._results(X, progress)]
             rows = np.empty(len(chosen), dtype=object)
@@ -217,7 +224,10 @@ class Classifier(Trainable[WindowPooling | None, FloatArray, ClassificationResul
 
     @explain_arguments
     def predict_proba(self, X: Iterable[Text], *, progress: bool | None = None) -> NDArray[np.float32]:
-        """(n, labels) probabilities, in the order of `classes_`."""
+        """(n, labels) probabilities, in the order of `classes_`; (labels,) of a single text."""
+        if isinstance(X, str):
+            table: NDArray[np.float32] = self.predict_proba([X], progress=progress)[0]
+            return table
         return self._table(self._results(X, progress))
 
     def _results(self, X: Iterable[Text], progress: bool | None) -> list[ClassificationResult]:

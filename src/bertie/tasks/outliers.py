@@ -156,16 +156,17 @@ def _scores(
     unit: FloatArray, queries: FloatArray | None, k: int, method: SearchMethod, progress: Progress
 ) -> tuple[FloatArray, NDArray[np.int64], FloatArray]:
     """(n,) the mean distance to the k nearest rows of `unit`, the nearest one, and the similarity with it."""
-    blocks = list(nearest(unit, k, method, queries, progress))
-    if not blocks:
-        return np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32)
-    others, similarities = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-    # An approximate search may find fewer than k.
-    present = np.isfinite(similarities)
-    mean = np.where(present, similarities, 0).sum(1) / np.maximum(present.sum(1), 1)
-    scores = np.maximum(0, 1 - mean).astype(np.float32)
-    first: FloatArray = np.where(present[:, 0], similarities[:, 0], -1).astype(np.float32)
-    return scores, others[:, 0].astype(np.int64), first
+    rows = len(unit if queries is None else queries)
+    scores, similarity = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
+    first, start = np.zeros(rows, np.int64), 0
+    for others, similarities in nearest(unit, k, method, queries, progress):
+        part = slice(start, start + len(others))
+        start = part.stop
+        present = np.isfinite(similarities)  # an approximate search may find fewer than k
+        mean = np.where(present, similarities, 0).sum(1) / np.maximum(present.sum(1), 1)
+        scores[part], first[part] = np.maximum(0, 1 - mean), others[:, 0]
+        similarity[part] = np.where(present[:, 0], similarities[:, 0], -1)
+    return scores, first, similarity
 
 
 def _tail(scores: FloatArray, false_alarms: float) -> tuple[FloatArray, float]:
@@ -173,7 +174,7 @@ def _tail(scores: FloatArray, false_alarms: float) -> tuple[FloatArray, float]:
     roots = np.sqrt(scores.astype(np.float64))
     low, middle, high = np.quantile(roots, [0.25, 0.5, 0.75])
     normal = NormalDist(float(middle), max(float(high - low) / 1.3489795, 1e-9))  # the IQR of a standard normal
-    p_values = np.array([1 - normal.cdf(root) for root in roots.tolist()], dtype=np.float32)
+    p_values = np.fromiter((1 - normal.cdf(root) for root in roots), np.float32, len(roots))
     return p_values, float(normal.inv_cdf(1 - false_alarms) ** 2)
 
 

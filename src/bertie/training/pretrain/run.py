@@ -256,8 +256,10 @@ def _scores(context: RunContext, held_out: Sequence[Evaluation]) -> dict[str, Sc
     model = context.checkpoint.model
     scores: dict[str, Score] = {}
     for evaluation in held_out:
-        masked = isinstance(evaluation, HeldOutEvaluation)
-        scores |= evaluate_with_intervals(model, evaluation) if masked else evaluation.scores(model)
+        if isinstance(evaluation, HeldOutEvaluation):
+            scores |= evaluate_with_intervals(model, evaluation)
+        else:
+            scores |= evaluation.scores(model)
     for name, (task, dev) in context.tasks.items():
         if dev is not None:
             scores[name] = task.scores(task.predict_labelled(dev))[task.main_metric(dev)]
