@@ -41,6 +41,15 @@ _USES = {
     "rerank": ("SequenceClassification", "Reranker", 'rerank("a query", ["a text", "another text"])'),
     "similarity": ("", "Embedder", 'embed(["A text."])'),
     "retrieval": ("", "Embedder", 'embed(["A text."])'),
+    "SparseEmbedder": ("", "SparseEmbedder", 'embed(["A text."])'),
+    "LateInteraction": ("", "LateInteraction", 'rerank("a query", ["a text", "another text"])'),
+}
+
+# sentence-transformers' class for Bertie's, and its method.
+_SENTENCE_CLASSES = {
+    "Embedder": ("SentenceTransformer", "encode"),
+    "SparseEmbedder": ("SparseEncoder", "encode"),
+    "LateInteraction": ("MultiVectorEncoder", "encode_document"),
 }
 
 
@@ -92,7 +101,7 @@ def _dataset(report: ModelReport, split: str) -> str:
 
 def _sections(report: ModelReport) -> list[tuple[str, str]]:
     final = report.evaluations[report.final]
-    head, name, call = _USES[report.kind]
+    head, name, call = _USES[report.task_class or ""] if report.task_class in _USES else _USES[report.kind]
     sections = [
         (
             "Model description",
@@ -102,7 +111,7 @@ def _sections(report: ModelReport) -> list[tuple[str, str]]:
         (
             "Usage",
             f'```python\nimport bertie\n\nmodel = bertie.{name}.load("path/to/this/folder")\n'
-            f"print(model.{call})\n```\n\n" + _other_libraries(head),
+            f"print(model.{call})\n```\n\n" + _other_libraries(head, name),
         ),
     ]
     if report.data:
@@ -121,14 +130,15 @@ def _sections(report: ModelReport) -> list[tuple[str, str]]:
     return [*sections, ("Limitations", _limitations(report))]
 
 
-def _other_libraries(head: str) -> str:
+def _other_libraries(head: str, name: str) -> str:
     """How other packages load the model: sentence-transformers if it has no head."""
     if not head:
+        theirs, call = _SENTENCE_CLASSES[name]
         return (
             "Bertie reads texts of any length in windows. sentence-transformers loads the same folder, and truncates "
             "long texts:\n\n"
-            "```python\nfrom sentence_transformers import SentenceTransformer\n\n"
-            'model = SentenceTransformer("path/to/this/folder")\nprint(model.encode(["A text."]))\n```'
+            f"```python\nfrom sentence_transformers import {theirs}\n\n"
+            f'model = {theirs}("path/to/this/folder")\nprint(model.{call}(["A text."]))\n```'
         )
     return (
         "Bertie reads texts of any length in windows and uses the temperature and thresholds below. transformers "

@@ -174,6 +174,7 @@ class ModelReport:
     model: str  # the base model that was fine-tuned
     evaluations: Mapping[str, Evaluation]  # by split; the last one is the headline
     base: str | None = None  # hub id of the base model, for the model card
+    task_class: str | None = None  # Bertie's class, where the kind does not tell: SparseEmbedder, LateInteraction
     language: str | Sequence[str] | None = None
     data: Sequence[DataFile] = ()
     recipe: Mapping[str, Any] | None = None
