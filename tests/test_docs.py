@@ -30,7 +30,7 @@ SEARCH, EMBEDDINGS, SCALE = (ROOT / "docs" / f"{name}.md" for name in ("search",
 SERVE, PLAYGROUND, SPEED = (ROOT / "docs" / f"{name}.md" for name in ("serve", "playground", "speed"))
 SECURITY = ROOT / "docs" / "security.md"
 FILES, LABELLING, TRAIN = (ROOT / "docs" / f"{name}.md" for name in ("files", "labelling", "train"))
-GROUPS = ROOT / "docs" / "groups.md"
+GROUPS, SPARSE = (ROOT / "docs" / f"{name}.md" for name in ("groups", "sparse"))
 COMMAND_LINE, PYTHON = (ROOT / "docs" / f"{name}.md" for name in ("command-line", "python"))
 PAGES = [
     ROOT / "docs" / "first-hour.md",
@@ -44,6 +44,7 @@ PAGES = [
     PRETRAIN,
     SEARCH,
     EMBEDDINGS,
+    SPARSE,
     SCALE,
     SERVE,
     ROOT / "docs" / "clients.md",
@@ -133,7 +134,7 @@ def test_links(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [PRETRAIN, SPEED, *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, PYTHON, CARD])],
+    [PRETRAIN, SPEED, *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, SPARSE, LABELLING, GROUPS, PYTHON, CARD])],
     ids=lambda page: page.stem,
 )
 def test_python(
