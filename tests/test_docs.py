@@ -33,6 +33,7 @@ FILES, LABELLING, TRAIN = (ROOT / "docs" / f"{name}.md" for name in ("files", "l
 GROUPS, INTEGRATIONS = ROOT / "docs" / "groups.md", ROOT / "docs" / "integrations.md"
 DECODERS, ELMO = ROOT / "docs" / "decoders.md", ROOT / "docs" / "elmo.md"
 EXPORT, HEADS = ROOT / "docs" / "export.md", ROOT / "docs" / "heads.md"
+SPARSE = ROOT / "docs" / "sparse.md"
 COMMAND_LINE, PYTHON = (ROOT / "docs" / f"{name}.md" for name in ("command-line", "python"))
 PAGES = [
     ROOT / "docs" / "first-hour.md",
@@ -50,6 +51,7 @@ PAGES = [
     SEARCH,
     EMBEDDINGS,
     DECODERS,
+    SPARSE,
     SCALE,
     SERVE,
     ROOT / "docs" / "clients.md",
@@ -143,7 +145,7 @@ def test_links(page: Path) -> None:
     [
         *(PRETRAIN, SPEED, DECODERS, ELMO),
         *([MODEL, SEARCH, EMBEDDINGS, LABELLING, GROUPS, PYTHON, CARD] if CARD.exists() else []),
-        *([HEADS, EXPORT, INTEGRATIONS] if CARD.exists() else []),
+        *([HEADS, SPARSE, EXPORT, INTEGRATIONS] if CARD.exists() else []),
     ],
     ids=lambda page: page.stem,
 )

@@ -43,6 +43,15 @@ _USES = {
     "choose": ("MultipleChoice", "Chooser", 'choose("A context.", ["a choice", "another choice"])'),
     "similarity": ("", "Embedder", 'embed(["A text."])'),
     "retrieval": ("", "Embedder", 'embed(["A text."])'),
+    "SparseEmbedder": ("", "SparseEmbedder", 'embed(["A text."])'),
+    "LateInteraction": ("", "LateInteraction", 'rerank("a query", ["a text", "another text"])'),
+}
+
+# sentence-transformers' class for Bertie's, and its method.
+_SENTENCE_CLASSES = {
+    "Embedder": ("SentenceTransformer", "encode"),
+    "SparseEmbedder": ("SparseEncoder", "encode"),
+    "LateInteraction": ("MultiVectorEncoder", "encode_document"),
 }
 
 _GLINER = (
@@ -102,7 +111,7 @@ def _dataset(report: ModelReport, split: str) -> str:
 
 def _sections(report: ModelReport) -> list[tuple[str, str]]:
     final = report.evaluations[report.final]
-    head, name, call = _USES[report.kind]
+    head, name, call = _USES[report.task_class or ""] if report.task_class in _USES else _USES[report.kind]
     if report.labels_in_call:
         name, call = "ZeroShotTagger", 'tag("A text.", labels=["person", "place"])'
     sections = [
@@ -114,7 +123,7 @@ def _sections(report: ModelReport) -> list[tuple[str, str]]:
         (
             "Usage",
             f'```python\nimport bertie\n\nmodel = bertie.{name}.load("path/to/this/folder")\n'
-            f"print(model.{call})\n```\n\n" + (_GLINER if report.labels_in_call else _other_libraries(head)),
+            f"print(model.{call})\n```\n\n" + (_GLINER if report.labels_in_call else _other_libraries(head, name)),
         ),
     ]
     if report.data:
@@ -133,14 +142,15 @@ def _sections(report: ModelReport) -> list[tuple[str, str]]:
     return [*sections, ("Limitations", _limitations(report))]
 
 
-def _other_libraries(head: str) -> str:
+def _other_libraries(head: str, name: str) -> str:
     """How other packages load the model: sentence-transformers if it has no head."""
     if not head:
+        theirs, call = _SENTENCE_CLASSES[name]
         return (
             "Bertie reads texts of any length in windows. sentence-transformers loads the same folder, and truncates "
             "long texts:\n\n"
-            "```python\nfrom sentence_transformers import SentenceTransformer\n\n"
-            'model = SentenceTransformer("path/to/this/folder")\nprint(model.encode(["A text."]))\n```'
+            f"```python\nfrom sentence_transformers import {theirs}\n\n"
+            f'model = {theirs}("path/to/this/folder")\nprint(model.{call}(["A text."]))\n```'
         )
     return (
         "Bertie reads texts of any length in windows and uses the temperature and thresholds below. transformers "

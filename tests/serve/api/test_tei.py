@@ -12,7 +12,7 @@ from huggingface_hub import InferenceClient
 
 from bertie.ops import disable
 from bertie.serve.registry import Registry
-from bertie.tasks import Classifier, Embedder, Reranker
+from bertie.tasks import Classifier, Embedder, LateInteraction, Reranker
 from tests.checkpoints.test_splade import splade_folder
 from tests.serve.conftest import Running, Start
 
@@ -233,4 +233,21 @@ def test_sparse_embeddings(start: Start, tmp_path: Path) -> None:
     assert all(long[index] >= value - 1e-6 for index, value in cut.items())
     assert len(tei("/embed_sparse", inputs=TEXTS[0], prompt_name="query")) == 1
     assert refused(tei, "/embed_sparse", inputs="a", prompt_name="none")[0] == 422
+    registry.close()
+
+
+def test_late_interaction(start: Start, tmp_path: Path) -> None:
+    """A ColBERT model reranks by MaxSim, the same numbers as in Python; dense embeddings of one are refused."""
+    model = Path(__file__).parents[2] / "parity" / "pylate" / "model"
+    late, texts = LateInteraction.load(model), ["The cat sat.", "London", "The old river, about the city. " * 9]
+    registry = Registry({"colbert": model, "splade": splade_folder(tmp_path)[0]}, devices=["cpu"], budget=256)
+    tei = Tei(start(over=registry).url)
+    ranked = late.rerank("what do cats eat", texts)
+    expected = [{"index": one.index, "score": one.score} for one in ranked]
+    assert tei("/rerank", query="what do cats eat", texts=texts) == expected
+    assert tei("/rerank", query="what do cats eat", texts=texts, model="colbert", raw_scores=True) == expected
+    found = tei("/v1/rerank", query="what do cats eat", documents=texts)["results"]
+    assert [one["relevance_score"] for one in found] == [one.score for one in ranked]
+    assert refused(tei, "/embed", inputs="a", model="splade")[1].endswith("is a SPLADE model: use /embed_sparse")
+    assert refused(tei, "/embed", inputs="a", model="colbert")[1].endswith("is a late-interaction model: use /rerank")
     registry.close()

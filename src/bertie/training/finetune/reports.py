@@ -134,6 +134,7 @@ def build_report(
         folds = () if last != "dev" or source is None else source.splits
         table = evaluate_baselines(task, train, final, cheap_baselines, folds=folds, split=last, resamples=resamples)
     return ModelReport(
+        task_class=type(task).__name__,
         title=title,
         kind=kind,
         model=Path(model).absolute().name if local else model,
