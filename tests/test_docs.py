@@ -134,7 +134,10 @@ def test_links(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [PRETRAIN, SPEED, *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, SPARSE, LABELLING, GROUPS, PYTHON, CARD])],
+    [
+        *(PRETRAIN, SPEED),
+        *([] if not CARD.exists() else [MODEL, SEARCH, EMBEDDINGS, SPARSE, LABELLING, GROUPS, PYTHON, CARD]),
+    ],
     ids=lambda page: page.stem,
 )
 def test_python(
