@@ -30,7 +30,7 @@ SEARCH, EMBEDDINGS, SCALE = (ROOT / "docs" / f"{name}.md" for name in ("search",
 SERVE, PLAYGROUND, SPEED = (ROOT / "docs" / f"{name}.md" for name in ("serve", "playground", "speed"))
 SECURITY = ROOT / "docs" / "security.md"
 FILES, LABELLING, TRAIN = (ROOT / "docs" / f"{name}.md" for name in ("files", "labelling", "train"))
-GROUPS = ROOT / "docs" / "groups.md"
+GROUPS, ENTITIES = ROOT / "docs" / "groups.md", ROOT / "docs" / "zero-shot-entities.md"
 COMMAND_LINE, PYTHON = (ROOT / "docs" / f"{name}.md" for name in ("command-line", "python"))
 PAGES = [
     ROOT / "docs" / "first-hour.md",
@@ -39,6 +39,7 @@ PAGES = [
     ROOT / "docs" / "reports.md",
     LABELLING,
     GROUPS,
+    ENTITIES,
     FILES,
     COMMAND_LINE,
     PRETRAIN,

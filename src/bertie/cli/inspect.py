@@ -98,22 +98,28 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "cross_encoder": None
         if checkpoint.cross_encoder is None
         else {"activation": checkpoint.cross_encoder.activation},
-        "zero_shot_entities": None
-        if checkpoint.gliner is None
-        else {
-            "max_width": checkpoint.gliner.head.max_width,
-            "width": checkpoint.gliner.head.width,
-            "lstm_layers": checkpoint.gliner.head.rnn_layers,
-        },
+        "zero_shot_entities": _spans(checkpoint),
         "max_length": checkpoint.max_length,
         "memory_bytes": {"fp32": 4 * total, "bf16": 2 * total, "fp16": 2 * total, "int8": total},
         "ignored": {"config_keys": spec.ignored, "weights": spec.weight_map.dropped},
     }
 
 
+def _spans(checkpoint: Checkpoint) -> dict[str, int] | None:
+    """The span head of a GLiNER model."""
+    if checkpoint.gliner is None:
+        return None
+    head = checkpoint.gliner.head
+    return {"max_width": head.max_width, "width": head.width, "lstm_layers": head.rnn_layers}
+
+
 def _distinct(items: Any) -> list[Any]:
     """Each item once, in order."""
     return list(dict.fromkeys(items))
+
+
+def _span_line(spans: dict[str, int] | None) -> str:
+    return "" if spans is None else f"spans of up to {spans['max_width']} words, with the labels of each call (GLiNER)"
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
@@ -152,9 +158,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         "cross-encoder": ""
         if facts["cross_encoder"] is None
         else f"scores through {facts['cross_encoder']['activation']}",
-        "zero-shot entities": ""
-        if (spans := facts["zero_shot_entities"]) is None
-        else f"spans of up to {spans['max_width']} words, with the labels of each call (GLiNER)",
+        "zero-shot entities": _span_line(facts["zero_shot_entities"]),
         "max_length": f"{facts['max_length']:,} tokens",
         "memory": memory,
         "ignored": ", ".join(facts["ignored"]["config_keys"] + facts["ignored"]["weights"]) or "nothing",
