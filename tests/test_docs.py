@@ -33,7 +33,7 @@ FILES, LABELLING, TRAIN = (ROOT / "docs" / f"{name}.md" for name in ("files", "l
 GROUPS, INTEGRATIONS = ROOT / "docs" / "groups.md", ROOT / "docs" / "integrations.md"
 DECODERS, ELMO = ROOT / "docs" / "decoders.md", ROOT / "docs" / "elmo.md"
 EXPORT, HEADS = ROOT / "docs" / "export.md", ROOT / "docs" / "heads.md"
-SPARSE = ROOT / "docs" / "sparse.md"
+SPARSE, ENTITIES = ROOT / "docs" / "sparse.md", ROOT / "docs" / "zero-shot-entities.md"
 COMMAND_LINE, PYTHON = (ROOT / "docs" / f"{name}.md" for name in ("command-line", "python"))
 PAGES = [
     ROOT / "docs" / "first-hour.md",
@@ -45,6 +45,7 @@ PAGES = [
     ELMO,
     EXPORT,
     HEADS,
+    ENTITIES,
     FILES,
     COMMAND_LINE,
     PRETRAIN,

@@ -121,19 +121,25 @@ def _uses(checkpoint: Checkpoint) -> dict[str, Any]:
         "late_interaction": None
         if checkpoint.late_interaction is None
         else {"dimension": checkpoint.late_interaction.dimension, **asdict(checkpoint.late_interaction.settings)},
-        "zero_shot_entities": None
-        if checkpoint.gliner is None
-        else {
-            "max_width": checkpoint.gliner.head.max_width,
-            "width": checkpoint.gliner.head.width,
-            "lstm_layers": checkpoint.gliner.head.rnn_layers,
-        },
+        "zero_shot_entities": _spans(checkpoint),
     }
+
+
+def _spans(checkpoint: Checkpoint) -> dict[str, int] | None:
+    """The span head of a GLiNER model."""
+    if checkpoint.gliner is None:
+        return None
+    head = checkpoint.gliner.head
+    return {"max_width": head.max_width, "width": head.width, "lstm_layers": head.rnn_layers}
 
 
 def _distinct(items: Any) -> list[Any]:
     """Each item once, in order."""
     return list(dict.fromkeys(items))
+
+
+def _span_line(spans: dict[str, int] | None) -> str:
+    return "" if spans is None else f"spans of up to {spans['max_width']} words, with the labels of each call (GLiNER)"
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
@@ -176,9 +182,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         if facts["sparse"] is None
         else f"SPLADE: weights of {facts['sparse']['terms']:,} terms (bertie.SparseEmbedder)",
         "late interaction": "" if facts["late_interaction"] is None else _late_interaction(facts["late_interaction"]),
-        "zero-shot entities": ""
-        if (spans := facts["zero_shot_entities"]) is None
-        else f"spans of up to {spans['max_width']} words, with the labels of each call (GLiNER)",
+        "zero-shot entities": _span_line(facts["zero_shot_entities"]),
         "max_length": f"{facts['max_length']:,} tokens",
         "memory": memory,
         "ignored": ", ".join(facts["ignored"]["config_keys"] + facts["ignored"]["weights"]) or "nothing",

@@ -6,7 +6,7 @@ OUT.training; an interrupted run is resumed by the same command with --resume.
 
 Column names: text, or text_a and text_b, with label or labels (classify) or score (regress); tokens and tags (tag);
 question, context and answers (answer); query, passage and label (rerank); anchor, positive and negative, or query and
-passage, or text_a and text_b with score or label (embed).
+passage, or text_a and text_b with score or label (embed). zero-shot-tag reads the data of tag.
 """
 
 from __future__ import annotations

@@ -9,7 +9,19 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bertie.serve.api import ask, cohere, compare, explain, heads, huggingface, native, openai, playground, tei
+from bertie.serve.api import (
+    ask,
+    cohere,
+    compare,
+    explain,
+    heads,
+    huggingface,
+    native,
+    openai,
+    playground,
+    tagging,
+    tei,
+)
 from bertie.serve.api_errors import ErrorFormat
 from bertie.serve.context import RequestContext
 from bertie.serve.service import Service
@@ -89,7 +101,7 @@ _TASK_ENDPOINTS: dict[str, tuple[Handler, type[BaseModel], Any, str, str]] = {
         "Text classification, zero-shot if labels are given",
         BERTIE,
     ),
-    "tag": (native.tag, native.TagRequest, native.TagResponse, "Token classification: labelled spans", BERTIE),
+    "tag": (tagging.tag, tagging.TagRequest, tagging.TagResponse, "Token classification: labelled spans", BERTIE),
     "choose": (heads.choose, heads.ChooseRequest, heads.ChooseResponse, "Multiple choice", BERTIE),
     "detect_replaced": (
         heads.detect_replaced,

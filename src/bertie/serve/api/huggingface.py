@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from bertie.checkpoints.checkpoint import Checkpoint
-from bertie.serve.api import native, tei
+from bertie.serve.api import native, tagging, tei
 from bertie.serve.api.base import HEAD, SENTENCES, Array, CompatibleRequest, Label, Name, Response, Texts
 from bertie.serve.api_errors import ApiError
 from bertie.serve.context import RequestContext
@@ -243,7 +243,7 @@ def classify_tokens(service: Service, request: TokenClassificationRequest, conte
     strategy = parameters.aggregation_strategy
     options: dict[str, Any] = {"aggregation_strategy": strategy, "ignore_labels": parameters.ignore_labels}
     options |= {"model": request.model, "head": request.head}
-    tagged = native.tag(service, native.TagRequest(texts=texts, **options), context)
+    tagged = tagging.tag(service, tagging.TagRequest(texts=texts, **options), context)
     label = "entity" if strategy == "none" else "entity_group"
     rows = [
         [
