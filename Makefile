@@ -83,7 +83,7 @@ $(DOCS)/.ready: docs_build/requirements.txt
 	$(DOCS)/$(SCRIPTS)/python -m pip install --quiet --no-compile --requirement docs_build/requirements.txt
 	touch $(DOCS)/.ready
 
-# Executes the notebooks of the tutorials, and stores their outputs: about ten minutes on two cores.
+# Executes the notebooks of the tutorials, and stores their outputs: a few minutes.
 tutorials: $(READY)
 	$(BIN)/python -m docs_build.notebooks $(or $(NOTEBOOK),docs/tutorials/*.ipynb)
 

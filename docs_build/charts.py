@@ -22,7 +22,7 @@ RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 COMMENT = re.compile(r"<!-- chart: (.+?) \| (.*?) \| (.+?) -->")
 _NUMBER = re.compile(r"(?<![A-Za-z\d])-?\d[\d,]*(?:\.\d+)?")  # not the 1 of F1
 WIDTH, LABELS, BAR, GAP = 720, 290, 18, 10
-LONGEST_LABEL = 44
+LONGEST_LABEL = 40
 
 
 @dataclass(frozen=True, slots=True)

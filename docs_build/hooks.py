@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 from docs_build import charts, links, notebooks  # noqa: E402
 from docs_build.absent_packages import absent_packages  # noqa: E402
 
+EMPTY_HEAD = re.compile(r"<thead>\s*<tr>\s*(?:<th[^>]*>\s*</th>\s*)+</tr>\s*</thead>")
 GENERATED = re.compile(r"<!-- generated: (\w+) -->\n(?:.*?<!-- end -->)?", re.DOTALL)
 
 
@@ -68,6 +69,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         own = f"]({Path(uri).stem}.ipynb)"
         return links.translate(markdown.replace(own, "](\0)"), source, download).replace("](\0)", own)
     return links.translate(markdown, source, download)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Remove the heads of tables that have none: they are lists of terms."""
+    return EMPTY_HEAD.sub("", html)
 
 
 def _generators() -> dict[str, Callable[[], str]]:
