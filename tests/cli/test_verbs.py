@@ -113,7 +113,9 @@ def test_fill(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Non
     assert records == [{"row": i} | plain(result) for i, result in enumerate(ours, 1)]
 
 
-def test_classify_pairs_with_a_head_of_pretraining(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_classify_pairs_with_a_head_of_pretraining(
+    models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("pairs.jsonl").write_text('{"text_a": "the cat sat", "text_b": "on the mat"}\n')
     (record,) = lines(capsys, "classify", "pairs.jsonl", "--head", "nsp", "-m", models["nsp"])
     ours = bertie.Classifier.load(models["nsp"], head="nsp").classify([("the cat sat", "on the mat")])[0]
@@ -123,7 +125,7 @@ def test_classify_pairs_with_a_head_of_pretraining(models: dict[str, str], capsy
     assert "the text must be a pair of texts, which the head 'nsp' takes" in capsys.readouterr().err
 
 
-def test_choose(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_choose(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     question = ("the cat sat", ["on the mat", "a dog ran"])
     ours = {"row": 1} | plain(bertie.Chooser.load(models["choose"]).choose(*question))
     assert lines(capsys, "choose", question[0], *question[1], "-m", models["choose"]) == [ours]

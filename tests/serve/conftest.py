@@ -69,7 +69,7 @@ Start = Callable[..., Running]
 @pytest.fixture(scope="session")
 def registry(models: dict[str, str], small_folder: Any) -> Iterator[Registry]:
     """All tiny models; the one with several heads comes first."""
-    names = ("embed", "classify", "rerank", "nli", "fill", "tag", "answer")
+    names = ("embed", "classify", "rerank", "nli", "fill", "tag", "answer", "choose", "detect-replaced")
     folders = {"small": str(small_folder / "bertie-small")} | {name: models[name] for name in names}
     registry = Registry(folders, devices=["cpu"], budget=2048, max_wait=60)
     yield registry
