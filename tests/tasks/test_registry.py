@@ -39,7 +39,7 @@ def test_rows(row: registry.TaskRow) -> None:
     adapter = registry.resolve(row.training)
     assert issubclass(adapter, TaskTraining)
     assert adapter.data_kind == row.data_kind
-    assert row.metric == MAIN["similarity" if row.name == "embed" else row.name]
+    assert row.metric == MAIN[{"embed": "similarity", "zero-shot-tag": "tag"}.get(row.name, row.name)]
     assert isinstance(training_for(row.trainable_class()), adapter)
 
 
