@@ -225,5 +225,7 @@ def row_for_head(info: HeadInfo) -> TaskRow | None:
     name = info.task
     if name is None:
         name = "regress" if info.kind == "classify" and info.problem == "regression" else info.kind
-    row = TASKS.get(name) or next((row for row in TASKS.values() if row.head_kind == info.kind), None)
+    row = TASKS.get(name)
+    if row is None and info.task is None:
+        row = next((row for row in TASKS.values() if row.head_kind == info.kind), None)
     return row if row is not None and row.training is not None and row.head_kind is not None else None
