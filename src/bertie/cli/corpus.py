@@ -33,7 +33,12 @@ def add(verbs: Verbs) -> None:
         metavar="SOURCE",
         help="files (.txt, .csv, .tsv, .jsonl, .parquet; .gz, .xz, .zst), folders of them, or - for text on stdin",
     )
-    parser.add_argument("--tokenizer", metavar="FOLDER", required=True, help="folder with a tokenizer.json")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FOLDER",
+        required=True,
+        help="folder with a tokenizer.json, or the name of a model, whose tokenizer is used",
+    )
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder to create")
     parser.add_argument("--column", metavar="NAME", help="text column of tables (default: text, or the only one)")
     parser.add_argument(
@@ -76,6 +81,7 @@ def add(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Build the corpus, and print a summary."""
+    from bertie.checkpoints.hub import resolve
     from bertie.text.tokenizer import Tokenizer
     from bertie.training.pretrain.corpus import CorpusSettings, build_corpus, read_titles
 
@@ -93,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
         column=args.column,
     )
     exclude = read_titles(args.exclude) if args.exclude else []
-    tokenizer = Tokenizer.from_folder(args.tokenizer)
+    tokenizer = Tokenizer.from_folder(resolve(args.tokenizer))
     start = time.monotonic()
     manifest = build_corpus(
         args.sources,
