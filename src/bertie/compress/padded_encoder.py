@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertie.config import BlockSparse, Bucketed, Disentangled, Learned, Pattern, Sliding
+from bertie.config import BlockSparse, Bucketed, Causal, Disentangled, Learned, Pattern, RotaryKey, Sliding
 from bertie.errors import ConfigError
 from bertie.nn.attention import QKV, SelfAttention
 from bertie.nn.blocks import Block
@@ -22,7 +22,7 @@ from bertie.nn.encoder import Encoder
 from bertie.nn.feedforward import FeedForward
 from bertie.nn.linear import precision_of
 from bertie.nn.positions import relative_rows
-from bertie.ops.torch.eager import activate
+from bertie.ops.torch.eager import activate, rotary_tables
 
 # Added to the scores of masked keys. Not -inf: padding may have no visible key at all, and its NaN would spread
 # through the values. Small enough for a weight of exactly 0, and finite in half precision.
@@ -54,12 +54,13 @@ class PaddedProjections(nn.Module):
 class PaddedAttention(nn.Module):
     """Self-attention of one layer."""
 
-    def __init__(self, attention: SelfAttention, table: Tensor | None, base: float | None) -> None:
+    def __init__(self, attention: SelfAttention, table: Tensor | None, rotary: RotaryKey | None) -> None:
         super().__init__()
         self.qkv = PaddedProjections(cast(QKV, attention.qkv))
         self.global_qkv = None if attention.global_qkv is None else PaddedProjections(attention.global_qkv)
         self.out = attention.out
-        self.scale, self.base = attention.scale, base
+        self.scale, self.rotary = attention.scale, rotary
+        self.q_norm, self.k_norm = attention.q_norm, attention.k_norm
         keys, queries = (None, None) if table is None else _position_projections(attention, table)
         self.position_keys = None if keys is None else nn.Parameter(keys, requires_grad=False)  # (H, d, R)
         self.position_queries = None if queries is None else nn.Parameter(queries, requires_grad=False)
@@ -68,15 +69,17 @@ class PaddedAttention(nn.Module):
         self,
         x: Tensor,
         bias: Tensor,
-        rotations: dict[float, tuple[Tensor, Tensor]],
+        rotations: dict[RotaryKey, tuple[Tensor, Tensor]],
         rows: Tensor | None,
         unmasked: Tensor,
         global_tokens: Tensor | None,
     ) -> Tensor:
         """(B, S, D) -> (B, S, D). `bias` is added to the scores, `rows` (S, S) are those of the relative table."""
         query, key, value = self.qkv(x)
-        if self.base is not None:
-            cos, sin = rotations[self.base]
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if self.rotary is not None:
+            cos, sin = rotations[self.rotary]
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         scaled = query * self.scale
         scores = scaled @ key.transpose(-1, -2) + bias  # (B, H, S, S)
@@ -119,11 +122,15 @@ class PaddedEncoder(nn.Module):
         table = encoder.relative().detach() if encoder.relative is not None else None
         bucketed = encoder.relative is not None and isinstance(encoder.relative.scheme, Bucketed)
         self.scores = nn.Parameter(table, requires_grad=False) if bucketed and table is not None else None  # (R, H)
-        bases = encoder.rotary.bases if encoder.rotary else (None,) * cfg.depth
+        self.rotary = encoder.rotary
         # By layer, as blocks that several layers share may differ in the rotary base. The weights are shared anyway.
         self.attention = nn.ModuleList(
-            PaddedAttention(cast(Block, encoder.blocks[number]).attention, None if bucketed else table, base)
-            for number, base in zip(cfg.layer_map, bases, strict=True)
+            PaddedAttention(
+                cast(Block, encoder.blocks[number]).attention,
+                None if bucketed else table,
+                None if encoder.rotary is None else encoder.rotary.key(layer),
+            )
+            for layer, number in enumerate(cfg.layer_map)
         )
         rows = None
         if encoder.relative is not None:
@@ -150,14 +157,18 @@ class PaddedEncoder(nn.Module):
             pattern: _pattern_bias(pattern, shared, distance, positions, mask, global_tokens)
             for pattern in dict.fromkeys(cfg.patterns)
         }
-        rotations = self._rotations(index)
+        # Only differences of positions matter: padding on the left changes nothing.
+        rotations = {} if self.rotary is None else rotary_tables(self.rotary, index, cfg.head_width)
         for layer, number in enumerate(cfg.layer_map):
             block = cast(Block, self.blocks[number])
             bias = biases[cfg.patterns[layer]]
             attention = self.attention[layer]
             attended = attention(block.pre_attention(x), bias, rotations, rows, unmasked, global_tokens)
+            if block.attention_output is not None:
+                attended = block.attention_output(attended)
             x = block.post_attention(x + attended)
-            x = block.post_ff(x + _feed_forward(block.ff, block.pre_ff(x)))
+            added = _feed_forward(block.ff, block.pre_ff(x))
+            x = block.post_ff(x + (added if block.ff_output is None else block.ff_output(added)))
             if layer == 0 and self.conv is not None:
                 inside = torch.where(real[..., None], embedded, 0.0).transpose(1, 2)  # (B, D, S)
                 conv = self.conv
@@ -189,18 +200,6 @@ class PaddedEncoder(nn.Module):
         if part.project is not None and cfg.project == "after_norm":
             x = part.project(x)
         return x
-
-    def _rotations(self, index: Tensor) -> dict[float, tuple[Tensor, Tensor]]:
-        """cos and sin (S, d) by base. Only differences of positions matter: padding on the left changes nothing."""
-        tables = {}
-        width = self.cfg.head_width
-        for base in dict.fromkeys(attention.base for attention in cast("list[PaddedAttention]", list(self.attention))):
-            if base is not None:
-                frequencies = 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float) / width)
-                angles = index[:, None].float() * frequencies
-                angles = torch.cat((angles, angles), dim=-1)
-                tables[base] = (angles.cos(), angles.sin())
-        return tables
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -241,6 +240,9 @@ def _pattern_bias(
         if global_tokens is not None:
             near = near | global_tokens[:, None, None, :]
         return shared + torch.where(near, 0.0, MASKED)
+    if isinstance(pattern, Causal):
+        visible = distance >= 0 if pattern.window is None else (distance >= 0) & (distance <= pattern.window)
+        return shared + torch.where(visible, 0.0, MASKED)
     if isinstance(pattern, BlockSparse):
         length = mask.sum(1)[:, None, None]  # (B, 1, 1)
         last = (length - 1) // pattern.block
