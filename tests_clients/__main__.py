@@ -100,10 +100,7 @@ def write_table(calls: list[Call], page: Path) -> None:
     by_package: dict[str, list[str]] = {}
     for one in calls:
         by_package.setdefault(one.package, []).append(f"`{one.name}`")
-    rows = [
-        f"| [{package}](https://pypi.org/project/{package}/) | {version_of(package)} | {'<br>'.join(names)} |"
-        for package, names in by_package.items()
-    ]
+    rows = [f"| {package} | {version_of(package)} | {'<br>'.join(names)} |" for package, names in by_package.items()]
     today = datetime.date.today().isoformat()
     summary = f"{len(calls)} calls of {len(by_package)} packages, all successful on {today}:"
     table = "\n".join([START, summary, "", "| package | version | calls |", "|---|---|---|", *rows, END])
