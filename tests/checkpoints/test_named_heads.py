@@ -19,7 +19,7 @@ from transformers.models.auto import modeling_auto
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.cross_encoder import CrossEncoderConfig
 from bertie.checkpoints.model_spec import FAMILIES
-from bertie.config import Calibration, HeadInfo, HeadName
+from bertie.config import PAIR_LABELS, Calibration, HeadInfo, HeadName
 from bertie.errors import BertieError, CheckpointError, ConfigError, NotFoundError
 from bertie.nn.model import Model
 from bertie.text.batch import Batch
@@ -351,7 +351,7 @@ def test_a_lower_reach_is_saved(tmp_path: Path) -> None:
 
 def test_heads_of_an_ordinary_checkpoint(tmp_path: Path) -> None:
     found = Checkpoint.load(saved(tmp_path / "a", "bert", "ForPreTraining"))
-    assert found.heads == {"mlm": HeadInfo("mlm", {}), "nsp": HeadInfo("nsp", {})}
+    assert found.heads == {"mlm": HeadInfo("mlm", {}), "nsp": HeadInfo("nsp", PAIR_LABELS["nsp"])}
     found = Checkpoint.load(saved(tmp_path / "b", "bert", "ForSequenceClassification"))
     assert found.heads == {"classify": HeadInfo("classify", {i: f"LABEL_{i}" for i in range(3)})}
     assert found.labels == found.heads["classify"].labels

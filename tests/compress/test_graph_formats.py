@@ -32,6 +32,12 @@ CASES = {
     "modernbert": "ForMaskedLM",
     "mpnet": "Model",
     "nomic_bert": "Model",
+    "gemma3_text": "Model",
+    "llama": "Model",
+    "mistral": "Model",
+    "qwen2": "Model",
+    "qwen3": "Model",
+    "t5": "EncoderModel",
     "roberta": "ForMultipleChoice",
     "xlm-roberta": "ForQuestionAnswering",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from bertie.checkpoints.hub import resolve
+from bertie.checkpoints.hub import is_built_in, resolve
 from bertie.checkpoints.late_interaction import STANFORD
 from bertie.checkpoints.sentence_transformers import MODEL_FILE, model_type_of, read_json
 
@@ -18,6 +18,8 @@ def embedding_kind(name: str | Path, revision: str | None = None) -> EmbeddingKi
     >>> embedding_kind("bertie-small")
     'dense'
     """
+    if is_built_in(name):
+        return "dense"
     folder = resolve(name, revision)
     model_type = model_type_of(read_json(folder, MODEL_FILE) or {})
     if model_type == "SparseEncoder":

@@ -17,9 +17,9 @@ WORKING_FILES = ("", ".part", ".part.json", ".part.parquet", ".part.lock")  # of
 # Arguments that name files and folders to read.
 FILES = (
     *("items", "file", "files", "paths", "sources", "pairs", "corpus", "context", "exclude", "recipe", "beir"),
-    *("train", "dev", "test", "texts", "folders", "labelled"),
+    *("train", "dev", "test", "texts", "folders", "labelled", "reference"),
 )
-MODELS = ("model", "tokenizer", "teacher", "baseline", "reranker")  # folders, read as a whole
+MODELS = ("model", "tokenizer", "teacher", "baseline", "reranker", "sparse", "late_interaction")  # folders, read as a whole
 ADDS_FILES = ("eval", "index")  # verbs that add files to an output folder; others replace it
 
 

@@ -62,6 +62,11 @@ _GLINER = (
 )
 
 
+def _names_labels(report: ModelReport) -> bool:
+    """Whether a call names the labels to find (zero-shot entities)."""
+    return report.task_class == "ZeroShotTagger"
+
+
 def model_card(report: ModelReport) -> str:
     """Render a model card: YAML front matter, then Markdown.
 
@@ -84,7 +89,7 @@ def _front(report: ModelReport) -> dict[str, Any]:
     if report.language is not None:
         front["language"] = report.language if isinstance(report.language, str) else list(report.language)
     other = "transformers" if _USES[report.kind][0] else "sentence-transformers"
-    other = "gliner" if report.labels_in_call else other
+    other = "gliner" if _names_labels(report) else other
     front |= {"library_name": "bertie", "tags": ["bertie", other, report.kind], "pipeline_tag": tag}
     if report.base is not None:
         front["base_model"] = report.base
@@ -112,7 +117,7 @@ def _dataset(report: ModelReport, split: str) -> str:
 def _sections(report: ModelReport) -> list[tuple[str, str]]:
     final = report.evaluations[report.final]
     head, name, call = _USES[report.task_class or ""] if report.task_class in _USES else _USES[report.kind]
-    if report.labels_in_call:
+    if _names_labels(report):
         name, call = "ZeroShotTagger", 'tag("A text.", labels=["person", "place"])'
     sections = [
         (
@@ -123,7 +128,7 @@ def _sections(report: ModelReport) -> list[tuple[str, str]]:
         (
             "Usage",
             f'```python\nimport bertie\n\nmodel = bertie.{name}.load("path/to/this/folder")\n'
-            f"print(model.{call})\n```\n\n" + (_GLINER if report.labels_in_call else _other_libraries(head, name)),
+            f"print(model.{call})\n```\n\n" + (_GLINER if _names_labels(report) else _other_libraries(head, name)),
         ),
     ]
     if report.data:

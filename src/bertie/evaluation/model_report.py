@@ -175,8 +175,7 @@ class ModelReport:
     model: str  # the base model that was fine-tuned
     evaluations: Mapping[str, Evaluation]  # by split; the last one is the headline
     base: str | None = None  # hub id of the base model, for the model card
-    labels_in_call: bool = False  # kind "tag": whether a call names the labels to find (zero-shot entities)
-    task_class: str | None = None  # Bertie's class, where the kind does not tell: SparseEmbedder, LateInteraction
+    task_class: str | None = None  # Bertie's class, where the kind does not tell: SparseEmbedder, ZeroShotTagger, …
     language: str | Sequence[str] | None = None
     data: Sequence[DataFile] = ()
     recipe: Mapping[str, Any] | None = None

@@ -53,8 +53,8 @@ class Stages(Protocol[Options, Output, Decoded]):
 
     head: str | None  # whose segments and global tokens the encoder uses; None: the plain encoder
 
-    def encode_inputs(self, inputs: Sequence[TaskInput[Options]]) -> Encodings:
-        """Tokenize inputs."""
+    def encode_inputs(self, inputs: Sequence[TaskInput[Options]], tokenizer: Tokenizer) -> Encodings:
+        """Tokenize inputs with the pipeline's tokenizer."""
 
     def parameters(self, chunk: Chunk[Options]) -> Sequence[Any] | None:
         """What `outputs` needs to know of each window besides its hidden states: small and serializable."""
@@ -174,7 +174,7 @@ class Pipeline(Generic[Options, Output, Result]):
 
     def _encode(self, inputs: Sequence[TaskInput[Options]]) -> Chunk[Options]:
         try:
-            encodings = self.task.encode_inputs(inputs)
+            encodings = self.task.encode_inputs(inputs, self.tokenizer)
         except InputError:
             for task_input in inputs:
                 for text in task_input.texts:

@@ -266,9 +266,9 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
 
     # --- the task's stages of the pipeline ---
 
-    def encode_inputs(self, inputs: Sequence[TaskInput[Options]]) -> Encodings:
-        """Tokenize inputs."""
-        return self.tokenizer.encode_flat([i.item for i in inputs], offsets=self.needs_offsets)
+    def encode_inputs(self, inputs: Sequence[TaskInput[Options]], tokenizer: Tokenizer) -> Encodings:
+        """Tokenize inputs with the pipeline's tokenizer."""
+        return tokenizer.encode_flat([i.item for i in inputs], offsets=self.needs_offsets)
 
     def parameters(self, chunk: Chunk[Options]) -> Sequence[Any] | None:
         """What `outputs` needs to know of each window besides its hidden states; None: nothing."""

@@ -192,7 +192,7 @@ class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
 
     # --- the task's stages of the pipeline ---
 
-    def encode_inputs(self, inputs: Sequence[TaskInput[_Options]]) -> Encodings:
+    def encode_inputs(self, inputs: Sequence[TaskInput[_Options]], tokenizer: Tokenizer) -> Encodings:
         """Tokenize each text word by word, after its prompt."""
         prompts = [task_input.options.prompt.ids for task_input in inputs]
         return encode_prompted(self.tokenizer, prompts, [task_input.texts[0] for task_input in inputs])

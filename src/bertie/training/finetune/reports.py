@@ -139,7 +139,6 @@ def build_report(
         kind=kind,
         model=Path(model).absolute().name if local else model,
         base=None if local else model,
-        labels_in_call=task.kind == "span",
         evaluations={split: score_predictions(task, p, resamples=resamples) for split, p in predictions.items()},
         data=_data_files(train, predictions, files or {}),
         leaks=leaks or None,
