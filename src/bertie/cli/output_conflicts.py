@@ -19,7 +19,7 @@ FILES = (
     *("items", "file", "files", "paths", "sources", "pairs", "corpus", "context", "exclude", "recipe", "beir"),
     *("train", "dev", "test", "texts", "folders", "labelled", "reference"),
 )
-MODELS = ("model", "tokenizer", "teacher", "baseline", "reranker", "sparse", "late_interaction")  # folders, read as a whole
+MODELS = ("model", "tokenizer", "teacher", "baseline", "reranker", "sparse", "late_interaction")  # folders
 ADDS_FILES = ("eval", "index")  # verbs that add files to an output folder; others replace it
 
 
