@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from bertie.errors import BertieError, ExistsError, InputError, NotFoundError
+from bertie.search.bm25 import _BM25Segment
 from bertie.search.filters import MetadataFilter, matches_filters
 from bertie.search.index import Index
 from bertie.search.local_store import LocalStore
@@ -432,3 +433,23 @@ def test_a_search_outlasts_a_fast_writer(tmp_path: Path, monkeypatch: pytest.Mon
         with FakeIndex(LocalStore.open(tmp_path / "index")) as index:
             hits = index.search("cat", 12, mode="lexical")
     assert [hit.metadata["number"] for hit in hits] == [20] * 12
+
+
+def test_a_search_outlasts_commits_while_it_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing the BM25 index to disk may take longer than the next commit."""
+    with LocalStore.create(tmp_path / "index", D, {"language": None}) as writer:
+        writer.commit(six_documents(0))
+        number, save = 0, _BM25Segment.save
+
+        def replaced_after(segment: _BM25Segment, folder: Path, index: str) -> None:
+            nonlocal number
+            save(segment, folder, index)
+            number += 1
+            writer.commit(six_documents(number))
+
+        monkeypatch.setattr(_BM25Segment, "save", replaced_after)
+        with FakeIndex(LocalStore.open(tmp_path / "index")) as index:
+            for mode in ("lexical", "hybrid"):
+                hits = index.search("cat", 12, mode=mode)  # type: ignore[arg-type]
+                assert [hit.metadata["number"] for hit in hits] == [number] * 12
+    assert number == 2  # once for each search

@@ -124,6 +124,7 @@ class BM25Index:
 
     def __init__(self, analyzer: Analyzer, segments: Sequence[_BM25Segment], live: Keys | None = None) -> None:
         self.analyzer, self.segments = analyzer, segments
+        self.is_saved = False  # whether all segments are on disk
         masks = [None if live is None else np.isin(segment.keys, live, assume_unique=True) for segment in segments]
         self._live = [None if mask is None or mask.all() else mask for mask in masks]
         self._passages, total = 0, 0.0
@@ -185,11 +186,13 @@ def refresh_bm25(
     previous: tuple[int, BM25Index] | None,
     *,
     progress: bool = False,
+    save: bool = True,
 ) -> tuple[int, BM25Index]:
     """Return the generation of the store and a BM25 index of its current passages.
 
     `previous` is returned if it is still current. Otherwise its segments, or those saved in
     `folder`, are reused, and new passages are added. The generation is -1 if commits kept coming.
+    `save`: whether to write new segments to `folder`, which takes longer than some commits do.
     """
     deadline = time.monotonic() + RETRY_SECONDS
     for attempt in count(1):
@@ -197,6 +200,11 @@ def refresh_bm25(
         if previous[0] >= 0 or (attempt >= ATTEMPTS and time.monotonic() > deadline):
             break
     assert previous is not None
+    generation, index = previous
+    if save and folder is not None and generation >= 0 and not index.is_saved:
+        with suppress(OSError):  # disk full, no permission, another process was faster: it can be rebuilt any time
+            _save_segments(folder, index.segments, store.id)
+        index.is_saved = True
     return previous
 
 
@@ -217,15 +225,23 @@ def _refresh(
     after = _last_key(segments)
     texts = store.passage_texts(after)
     for segment in _build_segments(_with_progress(texts, int((live > after).sum())) if progress else texts, analyzer):
-        if folder is not None:
-            with suppress(OSError):  # disk full, no permission, another process was faster: it can be rebuilt any time
+        if folder is not None and len(segment.keys) == SEGMENT_PASSAGES:  # if the process is killed, it is not lost
+            with suppress(OSError):
                 segment.save(folder / f"{_last_key(segments)}-{_last_key([segment])}", store.id)
         segments.append(segment)
-    if folder is not None:
-        with suppress(OSError):
-            _remove_orphans(folder, segments)
     # If a commit came meanwhile, the index may contain part of it.
     return generation if store.generation == generation else -1, BM25Index(analyzer, segments, live)
+
+
+def _save_segments(folder: Path, segments: Sequence[_BM25Segment], index: str) -> None:
+    """Write the segments that are not saved yet, and remove those that are no longer used."""
+    saved_until = 0
+    for segment in segments:
+        path = folder / f"{saved_until}-{_last_key([segment])}"
+        if not path.exists():
+            segment.save(path, index)
+        saved_until = _last_key([segment])
+    _remove_orphans(folder, segments)
 
 
 def _last_key(segments: Sequence[_BM25Segment]) -> int:

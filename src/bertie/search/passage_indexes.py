@@ -52,10 +52,10 @@ class PassageIndexes:
         folder = getattr(self.store, "folder", None)  # for a database, the BM25 index is kept in memory
         return None if folder is None else folder / name
 
-    def load_lexical(self) -> BM25Index:
-        """Return the BM25 index, updated after changes: the first step of a lexical search."""
-        progress = bool(self.progress)
-        self._bm25 = refresh_bm25(self.store, self.analyzer, self._folder("lexical"), self._bm25, progress=progress)
+    def load_lexical(self, *, save: bool = True) -> BM25Index:
+        """Return the BM25 index, updated after changes: the first step of a lexical search. `save`: also on disk."""
+        folder, progress = self._folder("lexical"), bool(self.progress)
+        self._bm25 = refresh_bm25(self.store, self.analyzer, folder, self._bm25, progress=progress, save=save)
         return self._bm25[1]
 
     # --- sparse embeddings ---

@@ -133,9 +133,9 @@ class Searcher:
             with timer("encode"):
                 prompt = index.config["query_prompt"] if self.prompt is None else self.prompt
                 embeddings = index.embed(queries, prompt)
-        deadline = time.monotonic() + RETRY_SECONDS
+        deadline, scores = time.monotonic() + RETRY_SECONDS, None
         while True:
-            scores = self._retrieve(index, queries, embeddings, timer)
+            scores = self._retrieve(index, queries, embeddings, timer, save=scores is None)
             order = [list(by_stage[last])[:limit] for by_stage in scores]
             with timer("fetch"):
                 keys = list(dict.fromkeys(chain.from_iterable(order)))
@@ -165,9 +165,13 @@ class Searcher:
         ]
 
     def _retrieve(
-        self, index: Index, queries: Sequence[str], embeddings: FloatArray | None, timer: _StageTimer
+        self, index: Index, queries: Sequence[str], embeddings: FloatArray | None, timer: _StageTimer, *, save: bool
     ) -> list[Scores]:
-        """Run the retrievers and their fusion, and return the scores of each query by stage."""
+        """Run the retrievers and their fusion, and return the scores of each query by stage.
+
+        `save`: whether to write an updated BM25 index to disk, during which another process may go on replacing
+        passages.
+        """
         single_stage = self.reranker is None and self.mode != "hybrid"
         count = self.k if single_stage else max(self.k, self.depth)
         retrieved: dict[str, list[tuple[Keys, FloatArray]]] = {}
@@ -177,7 +181,7 @@ class Searcher:
         allowed = index.store.matching_keys(self.where) if self.where and self.mode != "dense" else None
         if "lexical" in self._retrievers:
             with timer("load"):
-                bm25 = index.load_lexical()
+                bm25 = index.load_lexical(save=save)
             with timer("lexical"):
                 retrieved["lexical"] = [bm25.search(query, count, allowed) for query in queries]
         if "sparse" in self._retrievers:
