@@ -201,7 +201,7 @@ def _encode(source: ExportSource, texts: Sequence[str]) -> tuple[list[Encoding],
         inputs = list(zip(texts, [*texts[1:], texts[0]], strict=True))
         long = (texts[0], *long)
     encoded = tokenizer.encode_batch([(t[0], t[1]) if len(t) > 1 else t[0] for t in [*inputs, long]])
-    parts = [windows(e, t, checkpoint.max_length) for e, t in zip(encoded, inputs, strict=False)]
+    parts = [windows(e, t, checkpoint.max_length) for e, t in zip(encoded[:-1], inputs, strict=True)]
     out = [window.encoding for windowed in parts for window in windowed]
     longest = windows(encoded[-1], long, limit)[0].encoding
     return [_masked(encoding, mask) for encoding in out], _masked(longest, mask)

@@ -12,6 +12,7 @@ The factories are registered by entry points, so that no import is needed:
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -32,12 +33,12 @@ except ModuleNotFoundError as error:
     raise MissingPackageError("bertie.integrations.spacy needs spaCy: pip install 'bertie[spacy]'") from error
 
 
-class _Component:
+class _Component(ABC):
     """A component that reads documents in batches."""
 
+    @abstractmethod
     def annotate(self, docs: list[Doc]) -> None:
         """Annotate documents in place."""
-        raise NotImplementedError
 
     def __call__(self, doc: Doc) -> Doc:
         self.annotate([doc])
