@@ -29,6 +29,7 @@ HINTS = {
     "dtype": _PRECISION,
     "grouped_entities": "use aggregation_strategy=; spans are grouped by default",
     "hypothesis_template": "use template=",
+    "labels": "labels of your own are for zero-shot classification: bertie.ZeroShot().classify(texts, labels)",
     "learning_rate": "use lr=",
     "max_epochs": _EPOCHS,
     "max_length": _LENGTH,
@@ -43,7 +44,7 @@ HINTS = {
     "num_labels": "fit() takes the labels from the data",
     "num_train_epochs": _EPOCHS,
     "num_workers": "texts are tokenized in threads anyway; leave it out",
-    "output_value": "embed() returns sentence embeddings; Checkpoint.model has hidden states",
+    "output_value": "embed() returns sentence embeddings; token_embeddings() those of the tokens",
     "padding": _LENGTH,
     "per_device_train_batch_size": "use batch_size=",
     "pooling_mode": "use pooling=",
@@ -69,23 +70,34 @@ HINTS = {
 
 
 # Of `fit`, whose hyperparameters are arguments of the constructor.
-FIT_HINTS = dict.fromkeys(("eval_dataset", "eval_set", "validation_data", "X_val", "val"), "use dev=") | dict.fromkeys(
-    ("epochs", "lr", "batch_size", "learning_rate", "num_train_epochs", "seed"),
-    "hyperparameters are arguments of the constructor, as in Classifier(epochs=3, lr=1e-4, batch_size=32)",
+FIT_HINTS = (
+    dict.fromkeys(("eval_dataset", "eval_set", "validation_data", "X_val", "val"), "use dev=")
+    | dict.fromkeys(("labels", "label", "targets"), "they are the second argument: fit(texts, labels)")
+    | dict.fromkeys(
+        ("epochs", "lr", "batch_size", "learning_rate", "num_train_epochs", "seed"),
+        "hyperparameters are arguments of the constructor, as in Classifier(epochs=3, lr=1e-4, batch_size=32)",
+    )
 )
 
 # Attributes and methods of other libraries.
+_MAX_LENGTH = 'use .checkpoint.max_length; longer texts are read in windows, or cut by load(name, overflow="truncate")'
 ATTRIBUTE_HINTS = {
     "cpu": 'use .to("cpu")',
     "cuda": 'use .to("cuda")',
+    "encode_document": 'use embed(texts, prompt_name="document"), or embed(texts) if the checkpoint has no prompts',
+    "encode_multi_process": "use `bertie embed FILE -o OUTPUT --ray local`",
+    "encode_query": 'use embed(texts, prompt_name="query"), or embed(texts) if the checkpoint has no prompts',
     "eval": "models are in evaluation mode unless fit() trains them",
     "from_pretrained": "use load()",
     "generate": "Bertie computes with encoders, and of decoders only embeddings; it does not generate text",
     "get_sentence_embedding_dimension": "use .dimension",
     "half": 'use load(name, precision="fp16")',
-    "max_seq_length": "use .checkpoint.max_length",
-    "push_to_hub": "save() writes a folder that huggingface_hub.upload_folder uploads",
+    "max_length": _MAX_LENGTH,
+    "max_seq_length": _MAX_LENGTH,
+    "precision": "use .checkpoint.precision",
+    "rank": "use rerank(query, documents)",
     "save_pretrained": "use save(folder)",
+    "start_multi_process_pool": "use `bertie embed FILE -o OUTPUT --ray local`",
     "state_dict": "use .model.state_dict()",
     "tokenize": "use .tokenizer.encode(text)",
 }
@@ -95,6 +107,7 @@ NAME_HINTS = {
     "AutoTokenizer": "use bertie.Checkpoint.load(name).tokenizer",
     "CrossEncoder": "use bertie.Reranker",
     "ColBERT": "use bertie.LateInteraction",
+    "EmbeddingTransformer": "use bertie.integrations.sklearn.EmbeddingTransformer",
     "MultiVectorEncoder": "use bertie.LateInteraction",
     "SentenceTransformer": "use bertie.Embedder",
     "SparseEncoder": "use bertie.SparseEmbedder",

@@ -162,11 +162,12 @@ def test_a_killed_worker_is_restarted(serve: Serve, models: dict[str, str]) -> N
     server = serve(models["embed"], "--workers", "2")
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
     first = set(children.read_text().split())
-    assert len(first) == 2
+    assert len(first) == 3, "two front ends and an engine"
     wanted = server.post("/embed", {"inputs": "a cat"}).json()
-    victim = first.pop()
+    victim = min(pid for pid in first if role(pid) == "front-end")
+    first.remove(victim)
     os.kill(int(victim), signal.SIGKILL)
-    until(lambda: len(now := set(children.read_text().split())) == 2 and victim not in now)
+    until(lambda: len(now := set(children.read_text().split())) == 3 and victim not in now)
     answered = 0
     for _ in range(50):
         try:
@@ -185,10 +186,40 @@ def test_a_killed_worker_is_restarted(serve: Serve, models: dict[str, str]) -> N
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in first))
 
 
+def role(pid: str) -> str:
+    """Whether a process is a front end or an engine."""
+    variable = next(
+        part for part in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if part.startswith(b"BERTIE_WORKER=")
+    )
+    name: str = json.loads(variable.partition(b"=")[2])["role"]
+    return name
+
+
+def test_a_killed_engine_is_restarted(serve: Serve, models: dict[str, str]) -> None:
+    """Meanwhile requests are answered with 503, at once."""
+    server = serve(models["embed"], "--workers", "2")
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    wanted = server.post("/embed", {"inputs": "a cat"}).json()
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+    (victim,) = [pid for pid in children.read_text().split() if role(pid) == "engine"]
+    os.kill(int(victim), signal.SIGKILL)
+    statuses = set()
+    end = time.monotonic() + WAIT
+    while (reply := server.post("/embed", {"inputs": "a cat"})).status_code != 200 or 503 not in statuses:
+        statuses.add(reply.status_code)
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert statuses <= {200, 503}
+    assert reply.json() == wanted
+    server.process.send_signal(signal.SIGTERM)
+    server.process.communicate(timeout=WAIT)
+    assert server.process.returncode == 0
+
+
 def test_workers_import_nothing_of_the_current_folder_and_answer_after_a_stop(
     serve: Serve, models: dict[str, str], tmp_path: Path
 ) -> None:
-    for name in ("orjson", "json", "numpy", "uvicorn", "socket"):
+    for name in ("orjson", "json", "numpy", "httptools", "socket"):
         (tmp_path / f"{name}.py").write_text(f"open('imported-{name}', 'w')")
     server = serve(models["embed"], "--workers", "2", folder=tmp_path)
     assert not list(tmp_path.glob("imported-*"))
@@ -200,8 +231,8 @@ def test_workers_import_nothing_of_the_current_folder_and_answer_after_a_stop(
         replies += [pool.submit(server.post, "/embed", {"inputs": "a cat"}) for _ in range(24)]
         assert all(reply.result().json() == wanted for reply in replies)
     events = [line["event"] for line in server.stop()]
-    assert events.count("worker continued") == 1
-    assert events.count("stopped") == 2
+    assert events.count("process continued") == 1
+    assert events.count("stopped") == 3
 
 
 def test_keys(serve: Serve, models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,11 @@ from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.cli.main import main
 from bertie.config import Precision
 from bertie.ops.native import encoder as native
+from bertie.serve.engine_client import EngineClient
 from bertie.serve.http import App
 from bertie.serve.logs import Log
 from bertie.serve.registry import Registry
-from tests.serve.conftest import Running
+from tests.serve.conftest import Running, RunningEngine, until
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the compiled encoder was not built")
 
@@ -176,11 +177,23 @@ def registry(precision: Precision) -> Registry:
     return Registry([MODEL], devices=["cpu"], precision=precision, budget=512, max_wait=60.0, workers=2)
 
 
-@pytest.fixture(scope="module")
-def server(registry: Registry) -> Iterator[Running]:
-    running = Running(App(registry, log=Log(io.StringIO())), io.StringIO())
+@pytest.fixture(scope="module", params=["one process", "front end and engine"])
+def server(
+    registry: Registry, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    served, engine = registry, None
+    if request.param != "one process":
+        path = str(tmp_path_factory.mktemp("engine") / "engine.sock")
+        engine = RunningEngine(registry, path)
+        served = Registry([MODEL], engines=EngineClient([path]))
+    app = App(served, log=Log(io.StringIO()))
+    app.close = app.stop  # the models are shared
+    running = Running(app, io.StringIO())
+    until(lambda: served.ready)
     yield running
     running.stop()
+    if engine is not None:
+        engine.stop()
 
 
 def test_texts_in_several_windows(checkpoint: Checkpoint) -> None:

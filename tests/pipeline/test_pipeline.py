@@ -15,6 +15,7 @@ from bertie import Embedder, Tagger
 from bertie.errors import InputError
 from bertie.pipeline import pipeline
 from bertie.pipeline.pipeline import Pipeline, prefetch
+from bertie.text.batch import Batch
 from tests.tasks.test_embed import folder, many
 from tests.tasks.tiny import LABELS, document, save, sentences
 
@@ -144,7 +145,7 @@ def test_windows_and_parameters_reach_the_executor(tmp_path: Path) -> None:
             with torch.inference_mode():
                 outputs = []
                 for ids in np.split(windows.ids, np.cumsum(windows.lengths)[:-1]):
-                    batch = pipeline.Batch.from_ids([ids])
+                    batch = Batch.from_ids([ids])
                     outputs += list(task.outputs(tagger.model, tagger.model.hidden(batch, task.head), batch, None))
                 return outputs
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +15,7 @@ import orjson
 import pytest
 
 from bertie.serve.connections import ConnectionLimits
+from bertie.serve.engine_server import EngineServer
 from bertie.serve.http import App, ServerSettings
 from bertie.serve.limits import Limits
 from bertie.serve.logs import Log
@@ -63,6 +66,33 @@ class Running:
         assert not self.thread.is_alive()
 
 
+class RunningEngine:
+    """An engine server in a thread of its own; `stop` and `start` are a restart."""
+
+    def __init__(self, registry: Registry, path: str) -> None:
+        self.registry, self.path = registry, path
+        self.start()
+
+    def start(self) -> None:
+        ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(ready)), daemon=True)
+        self._thread.start()
+        assert ready.wait(20)
+
+    async def _run(self, ready: threading.Event) -> None:
+        Path(self.path).unlink(missing_ok=True)
+        self.server, self._stop, self._loop = EngineServer(self.registry), asyncio.Event(), asyncio.get_running_loop()
+        listener = await self.server.listen(self.path)
+        ready.set()
+        await self._stop.wait()
+        listener.close()
+        await self.server.drain(0)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+
+
 Start = Callable[..., Running]
 
 
@@ -84,7 +114,7 @@ def start(registry: Registry) -> Iterator[Start]:
     def begin(*args: Any, **options: Any) -> Running:
         log = io.StringIO()
         app = App(options.pop("over", registry), *args, log=Log(log), **options)
-        app.close = app.stop  # type: ignore[method-assign]  # the models are shared
+        app.close = app.stop  # the models are shared
         running.append(Running(app, log))
         return running[-1]
 
@@ -122,14 +152,17 @@ def raw_headers(path: str, *headers: str) -> bytes:
 
 
 class BlockedQueue:
-    """A queue's `put` that blocks until it is released, or until the client has disconnected."""
+    """A queue's `put` that keeps jobs until it is released, or until their clients have disconnected."""
 
-    def __init__(self, put: Callable[[Any], None]) -> None:
+    def __init__(self, put: Callable[..., None]) -> None:
         self.release, self.tickets, self._put = threading.Event(), list[Any](), put
 
-    def __call__(self, job: Any) -> None:
+    def __call__(self, job: Any, *, notify: bool = True) -> None:
         self.tickets.append(job.ticket)
-        while not self.release.is_set() and not job.ticket.cancelled.wait(0.01):
+        threading.Thread(target=self._keep, args=(job,), daemon=True).start()
+
+    def _keep(self, job: Any) -> None:
+        while not self.release.wait(0.01) and not job.ticket.cancelled.is_set():
             pass
         self._put(job)
 

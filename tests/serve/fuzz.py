@@ -191,7 +191,7 @@ def run_http(port: int, count: int, seed: int = 0) -> Counter[str]:
         found = [int(first or second) for first, second in statuses]
         assert set(found) <= HTTP_STATUSES, f"{data[:500]!r} -> {answer[:500]!r}"
         assert bool(found) == bool(answer), f"{data[:500]!r} -> {answer[:500]!r}"
-        seen.update(str(status) for status in found or ["closed"])
+        seen.update(str(status) for status in found or ["closed"])  # type: ignore[list-item]
     return seen
 
 

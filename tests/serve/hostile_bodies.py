@@ -19,8 +19,8 @@ from typing import Any
 from bertie.serve.context import RequestContext
 from bertie.serve.http import App
 from bertie.serve.openapi import example
-from bertie.serve.queue import Ticket
 from bertie.serve.routes import Route, all_routes
+from bertie.serve.tickets import Ticket
 
 UNITS = {
     "objects": "{}",

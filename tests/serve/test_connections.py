@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from bertie.serve import connections as module
 from bertie.serve.connections import ConnectionLimits, Connections, client_network
-from bertie.serve.http import ServerSettings, _Reply
+from bertie.serve.http import ServerSettings
 from bertie.serve.limits import Limits
+from bertie.serve.replies import Reply
 from tests.serve.conftest import Running, Start, raw_headers, until
 from tests.serve.test_protocol import GET, POST, connect, read, statuses
 
@@ -22,7 +22,7 @@ GET_LARGE = GET.replace(b"/health", b"/large")
 
 
 def with_large_replies(server: Running) -> Running:
-    server.app._resources["/large"] = lambda: _Reply(200, b"a" * LARGE)
+    server.app._resources["/large"] = lambda: Reply(200, b"a" * LARGE)
     return server
 
 
@@ -167,7 +167,7 @@ def test_the_slowest_bodies_are_dropped_when_they_take_too_much_memory(start: St
 
 def test_the_clock_stands_still_while_the_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
     times: Iterator[float] = iter([100.0, 100.1, 160.1, 160.2])
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
     opened = Connections(ConnectionLimits())
     for _ in range(3):
         opened.sweep()

@@ -10,7 +10,7 @@ from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.serve import costs
 from bertie.serve.context import RequestContext
 from bertie.serve.costs import SLICE, check_tokens, count_tokens, text_groups
-from bertie.serve.queue import Cancelled, Ticket, TokenLimitExceeded
+from bertie.serve.tickets import Cancelled, Ticket, TokenLimitExceeded
 from bertie.tasks import Reranker
 from bertie.text.tokenizer import Tokenizer
 from bertie.text.windows import truncate, windows
@@ -85,4 +85,4 @@ def test_a_long_query_is_not_tokenized_with_every_document(server: Running) -> N
     context = RequestContext(Ticket())
     task = server.app.service.task(Reranker, "rerank", context)
     server.app.service.check_tokens([("x" * 8000, "a")] * 1000, task, context)
-    context.stack.close()
+    context.release()

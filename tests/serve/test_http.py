@@ -21,9 +21,9 @@ from pydantic import TypeAdapter
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.serve.http import ServerSettings
 from bertie.serve.openapi import example
-from bertie.serve.queue import Closed, Expired, Refused
 from bertie.serve.registry import Registry
 from bertie.serve.routes import Route, all_routes
+from bertie.serve.tickets import Closed, Expired, Refused
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagger, ZeroShot
 from tests.serve.conftest import BlockedQueue, Running, Start, raw_headers, until
 
@@ -334,6 +334,7 @@ def test_an_overloaded_server_refuses_requests_unread(
         for lane in (queue.short, queue.long):
             monkeypatch.setattr(lane, "rate", 100.0)
             monkeypatch.setattr(lane, "waiting", waiting)
+            monkeypatch.setattr(lane, "ahead", lambda owner: waiting)  # all of it by the same client
 
     for name in names[1:]:
         fill(name, 100_000)
@@ -392,7 +393,7 @@ def test_a_disconnected_client_cancels_its_request(server: Running, blocked: Blo
 def test_engine_errors_have_their_status(
     server: Running, registry: Registry, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, kind: str
 ) -> None:
-    def fail(job: Any) -> None:
+    def fail(job: Any, **options: Any) -> None:
         raise error
 
     monkeypatch.setattr(registry["embed"].engine.queue, "put", fail)
@@ -411,9 +412,9 @@ def test_deadlines(start: Start, registry: Registry, monkeypatch: pytest.MonkeyP
     queue = registry["embed"].engine.queue
     put = queue.put
 
-    def record(job: Any) -> None:
+    def record(job: Any, **options: Any) -> None:
         seen.append(job.ticket.deadline - time.monotonic())
-        put(job)
+        put(job, **options)
 
     monkeypatch.setattr(queue, "put", record)
     body = {"inputs": "a", "model": "embed"}
@@ -462,7 +463,7 @@ def test_reloading_loses_no_request(start: Start, models: dict[str, str]) -> Non
             old = registry["embed"]
             server.app.reload()
             assert registry["embed"] is not old
-            until(lambda old=old: not old.engine.ready)  # type: ignore[misc]
+            until(lambda old=old: not old.engine.ready)
         stop.set()
         assert all(client.result() for client in clients)
     registry.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bertie.serve import json_reply
 from bertie.serve.json_reply import dump_json
-from bertie.serve.queue import Cancelled, Ticket
+from bertie.serve.tickets import Cancelled, Ticket
 from bertie.tasks.results import FillMaskResult, MaskPrediction, TokenCandidate
 
 VALUES = st.recursive(

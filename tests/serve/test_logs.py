@@ -7,8 +7,10 @@ import io
 import json
 import os
 
+import pytest
+
 from bertie.serve.http import ServerSettings
-from bertie.serve.logs import Log, LogWriter
+from bertie.serve.logs import MAX_WRITE, Log, LogWriter
 from tests.serve.conftest import Running, Start
 
 
@@ -86,3 +88,23 @@ def test_a_closed_pipe_does_not_stop_the_writer() -> None:
     for _ in range(3):
         writer.write("line\n")
         assert writer.flush(10)
+
+
+def test_lines_are_collected_and_lines_of_processes_do_not_interleave(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    writer = LogWriter(writing)
+    writes: list[bytes] = []
+    write_all = writer._write_all
+
+    def record(data: bytes) -> None:
+        writes.append(data)
+        write_all(data)
+
+    monkeypatch.setattr(writer, "_write_all", record)
+    lines = [f"{number:0>99}" for number in range(100)] + ["long" * 2000]
+    for line in lines:
+        writer.write(line + "\n")
+    assert read_until(reading, lines[-1]) == lines
+    assert len(writes) < 10
+    assert all(len(data) <= MAX_WRITE or data.count(b"\n") == 1 for data in writes)
+    assert all(data.endswith(b"\n") for data in writes)

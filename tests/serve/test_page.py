@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +23,6 @@ from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Reranker, Tagge
 from bertie.tasks.text_map import map_texts
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page tests need playwright: pip install playwright")
-uvicorn = pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
 expect = sync_api.expect
 
@@ -60,7 +58,7 @@ class Served:
         from bertie.serve.http import App, ServerSettings
         from bertie.serve.logs import Log
         from bertie.serve.registry import Registry
-        from bertie.serve.workers import bind_socket
+        from bertie.serve.workers import Server, bind_socket
 
         # Nothing is refused, however slow the machine.
         registry = Registry(models, budget=2048, max_wait=60)
@@ -70,12 +68,11 @@ class Served:
         bound = bind_socket("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         made = App(registry, ServerSettings(deadline=300), index=opened, log=Log(io.StringIO()))
-        self.server = uvicorn.Server(uvicorn.Config(made, log_level="warning"))
+        ready = threading.Event()
+        self.server = Server(made, grace=0.0, shutdown_seconds=5.0, on_ready=ready.set)
         self.thread = threading.Thread(target=self.server.run, args=([bound],), daemon=True)
         self.thread.start()
-        while not self.server.started:
-            assert self.thread.is_alive()
-            time.sleep(0.02)
+        assert ready.wait(60)
 
     def close(self) -> None:
         self.server.should_exit = True
@@ -306,7 +303,7 @@ def test_similarity_by_two_poolings(visit: Open, checkpoint: Checkpoint) -> None
     page = visit("similarity")
     texts = page.input_value("#similarity-texts").split("\n")
     for pooling in ("cls", "mean"):
-        vectors = Embedder(checkpoint, pooling=pooling).embed(texts)  # type: ignore[arg-type]
+        vectors = Embedder(checkpoint, pooling=pooling).embed(texts)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         rows = page.locator(f"#view-similarity .{pooling} tbody tr").all()
         shown = np.array([[float(cell) for cell in row.locator("td").all_inner_texts()] for row in rows])
@@ -848,7 +845,7 @@ def test_axe_finds_no_violations(visit: Open, look: str) -> None:
         "dark": {"color_scheme": "dark"},
         "phone": {"viewport": {"width": 360, "height": 740}, "has_touch": True},
     }[look]
-    page = visit("fill", reduced_motion="reduce", **options)
+    page = visit("fill", reduced_motion="reduce", **options)  # type: ignore[arg-type]
     for view in VIEWS:
         page.goto(f"{page.url.partition('#')[0]}#/{view}")
         if view != "search":

@@ -15,6 +15,7 @@ import pytest
 
 from bertie.serve.http import ServerSettings
 from bertie.serve.limits import Limits
+from bertie.serve.protocol import HttpProtocol
 from tests.serve.conftest import Running, Start, raw_headers, until
 
 BODY = b'{"inputs":"a","model":"embed"}'
@@ -189,9 +190,9 @@ def test_few_pipelined_requests_are_parsed_ahead(server: Running, blocked: Any) 
         raw.sendall(POST)
         until(lambda: len(blocked.tickets) == 1)
         raw.sendall(GET * 2000)
-        (connection,) = [other for other in server.server.server_state.connections if other.cycle and other.held]
+        (connection,) = [other for other in server.server.open.all() if isinstance(other, HttpProtocol) and other.held]
         until(lambda: connection.held > 60_000)
-        assert len(connection.pipeline) < 64
+        assert len(connection._pipeline) < 64
         blocked.release.set()
         assert statuses(read(raw, 2001)) == [200] * 2001
 
@@ -252,7 +253,7 @@ def test_stalled_bodies_take_no_place(start: Start) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(40):
             stack.enter_context(connect(server)).sendall(POST[:-10])
-        until(lambda: len(server.server.server_state.connections) >= 40)
+        until(lambda: len(server.server.open.all()) >= 40)
         replies = [httpx.post(f"{server.url}/embed", content=BODY, headers=JSON) for _ in range(20)]
         assert [reply.status_code for reply in replies] == [200] * 20
         assert server.app.in_flight == 0

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertie.errors import ConfigError
-from bertie.serve.queue import (
-    TURN,
-    Cancelled,
-    Closed,
-    Expired,
-    JobSlice,
-    Queue,
-    QueuedJob,
-    Refused,
-    Ticket,
-    TokenLimitExceeded,
-)
+from bertie.serve.lanes import OWNERS_ROOM, TURN, JobSlice, QueuedJob
+from bertie.serve.queue import Queue
+from bertie.serve.tickets import Cancelled, Closed, Expired, Refused, Ticket, TokenLimitExceeded
 
 
 class Clock:
@@ -108,14 +100,13 @@ def test_long_jobs_count_nothing_for_short_ones() -> None:
         queue.put(job(*[2048] * 7))
     with pytest.raises(Refused):
         queue.check_long()
-    queue.check()
+    assert not queue.is_full()
     for _ in range(150):
         queue.put(job(20, deadline=1.5))
     queue.put(job(20))
     with pytest.raises(Refused, match=r"takes about 1\.0 s"):
         queue.put(job(20))
-    with pytest.raises(Refused):
-        queue.check()
+    assert queue.is_full()
 
 
 def test_each_lane_has_its_own_rate() -> None:
@@ -436,3 +427,93 @@ def test_a_new_job_waits_for_one_turn_of_each_of_its_lane(
         n += 1
     last = budgets[(n - 1) % len(budgets)]  # the batch that it came in may hold what stands behind it
     assert seen <= ahead + max(last, newcomer)
+
+
+def owned(owner: str, *lengths: int) -> QueuedJob:
+    return QueuedJob(Ticket(owner, owner=owner), None, list(lengths))
+
+
+def put_many(queue: Queue, jobs: list[QueuedJob]) -> int:
+    """How many jobs are accepted before the first one that is refused."""
+    for i, one in enumerate(jobs):
+        try:
+            queue.put(one)
+        except Refused:
+            return i
+    return len(jobs)
+
+
+def names(slices: list[JobSlice]) -> list[str]:
+    return [part.job.ticket.owner for part in slices]
+
+
+def test_owners_take_turns() -> None:
+    queue = Queue(100.0)
+    for _ in range(20):
+        queue.put(owned("busy", 100))
+    for owner in ("a", "b"):
+        queue.put(owned(owner, 100))
+    assert names(queue.take(300)) == ["busy", "a", "b"], "one job of each, though twenty came before"
+    assert names(queue.take(300)) == ["busy"] * 3
+
+
+def test_a_window_that_does_not_fit_stays_the_next_one() -> None:
+    queue = Queue(100.0)
+    for owner, length in (("a", 100), ("b", 400), ("c", 100)):
+        queue.put(owned(owner, length))
+    assert names(queue.take(300)) == ["a"]
+    assert names(queue.take(500)) == ["b", "c"]
+
+
+def test_an_owner_that_sends_too_much_is_refused_before_others() -> None:
+    queue = Queue(1.0, clock=Clock())
+    queue.expect(2000.0, least=0)
+    for lengths in ((100,), (100, 500)):  # short jobs, and long ones
+        assert put_many(queue, [owned("busy", *lengths) for _ in range(100)]) < 100
+        queue.put(owned("other", *lengths))
+    assert queue.is_full("busy")
+    assert not queue.is_full("other")
+    assert not queue.is_full("new")
+    for lane in (queue.short, queue.long):
+        refused = queue.full_owners(lane)
+        assert refused.keys() == {"busy"}
+        assert refused["busy"] > 0
+
+
+def test_many_owners_do_not_fill_the_memory() -> None:
+    queue = Queue(1.0, clock=Clock())
+    queue.expect(1000.0, least=0)
+    accepted = put_many(queue, [owned(str(i), 100) for i in range(1000)])
+    assert accepted * 100 <= (OWNERS_ROOM + 1) * 1000
+    assert queue.full_owners(queue.short)[""] > 0, "nobody is accepted"
+
+
+def test_only_a_small_job_that_is_alone_is_taken_alone() -> None:
+    queue = Queue()
+    queue.put(job(20), notify=False)
+    assert queue.take_alone(19) == [], "too large"
+    queue.put(job(5), notify=False)
+    assert queue.take_alone(100) == [], "two wait"
+    assert len(queue.take(512)) == 2
+    queue.put(job(5), notify=False)
+    assert queue.take_alone(100) == [], "a batch runs"
+    queue.finish()
+    (part,) = queue.take_alone(100)
+    assert part.last == 1
+    assert not queue.is_empty
+    queue.finish()
+    assert queue.is_empty
+    queue.put(job(600), notify=False)
+    assert queue.take_alone(1e9) == [], "a long one"
+
+
+def test_jobs_that_are_not_taken_alone_wake_workers() -> None:
+    queue, got = Queue(), list[Any]()
+    worker = threading.Thread(target=lambda: got.append(queue.take(512)), daemon=True)
+    worker.start()
+    queue.put(job(20), notify=False)
+    queue.put(job(20), notify=False)
+    queue.take_alone(100)
+    worker.join(10)
+    assert len(got) == 1
+    assert len(got[0]) == 2

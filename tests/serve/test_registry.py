@@ -16,8 +16,8 @@ from numpy.testing import assert_allclose
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import HeadInfo
 from bertie.errors import CheckpointError, ConfigError, InputError, NotFoundError
-from bertie.serve.queue import Closed
 from bertie.serve.registry import Registry, name_models
+from bertie.serve.tickets import Closed
 from bertie.tasks import Classifier, Embedder, MaskedLM, Reader, Regressor, Reranker, Tagger, ZeroShot
 from tests.tasks.tiny import LABELS, save, sentences
 
@@ -74,7 +74,7 @@ def test_tasks_are_found_by_their_heads(folder: Path) -> None:
             )
             assert served.engine.stats().requests == before + 2
         assert registry.ready
-        assert registry.stats()["my-model"].batches >= 2
+        assert registry["my-model"].engine.stats().batches >= 2
     finally:
         registry.close()
     assert not registry.ready

@@ -16,9 +16,9 @@ from bertie.serve.context import RequestContext
 from bertie.serve.http import ServerSettings
 from bertie.serve.limits import Limits
 from bertie.serve.openapi import describe_api
-from bertie.serve.queue import Cancelled, Ticket
 from bertie.serve.registry import Registry
 from bertie.serve.routes import all_routes
+from bertie.serve.tickets import Cancelled, Ticket
 from bertie.tasks import Embedder, Tagger
 from bertie.tasks.registry import TASKS, TaskRow
 from tests.checkpoints.test_splade import splade_folder
@@ -196,12 +196,12 @@ def test_token_limit(low: Running, path: str) -> None:
 @each_case
 def test_reply_limit(no_reply: Running, path: str) -> None:
     registry = no_reply.app.service.registry
-    before = sum(stats.tokens for stats in registry.stats().values())
+    before = sum(registry[name].engine.stats().tokens for name in registry)
     reply = no_reply.post(path, CASES[path].request(["a cat", "dog"]))
     assert reply.status_code == 413
     assert re.match(r"a reply of about [\d,]+ bytes > maximum of 5", message(reply))
     if CASES[path].estimated:
-        assert sum(stats.tokens for stats in registry.stats().values()) == before, "it is refused before the work"
+        assert sum(registry[name].engine.stats().tokens for name in registry) == before, "it is refused before the work"
 
 
 @each_case

@@ -9,9 +9,9 @@ from typing import cast
 import pytest
 
 from bertie.serve.limits import Limits
-from bertie.serve.queue import Cancelled, Ticket
 from bertie.serve.registry import Registry
 from bertie.serve.service import LARGE_WORK, Service
+from bertie.serve.tickets import Cancelled, Ticket
 from tests.serve.conftest import Running
 
 LONG = " ".join(["the cat sat on the mat . a dog ran :"] * 9)  # 99 words; the tiny models read 38 per window

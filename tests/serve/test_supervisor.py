@@ -107,7 +107,7 @@ def test_a_stopped_worker_is_continued(workers: Workers) -> None:
         os.kill(pid, signal.SIGSTOP)
     assert all(workers.ask() for _ in range(20))
     assert workers.pids() == before
-    assert workers.stop().count('"worker continued"') == 2
+    assert workers.stop().count('"process continued"') == 2
 
 
 @pytest.mark.parametrize("workers", [2.0], indirect=True)
@@ -135,7 +135,7 @@ def test_no_connection_is_lost_while_a_worker_is_restarted(workers: Workers) -> 
 def test_a_worker_that_cannot_be_restarted_does_not_stop_the_others(workers: Workers, tmp_path: Path) -> None:
     (tmp_path / "broken").touch()
     for pid in workers.pids():
-        if "BERTIE_WORKER=0:" in Path(f"/proc/{pid}/environ").read_text():
+        if '"number": 0' in Path(f"/proc/{pid}/environ").read_text():
             os.kill(pid, signal.SIGKILL)
     time.sleep(2.0)  # it fails once or twice
     assert all(workers.ask() for _ in range(20))
@@ -145,7 +145,7 @@ def test_a_worker_that_cannot_be_restarted_does_not_stop_the_others(workers: Wor
         assert time.monotonic() < end
         assert workers.ask()
     log = workers.stop()
-    assert 2 <= log.count('"worker restarted"') <= 6  # with growing pauses
+    assert 2 <= log.count('"process restarted"') <= 6  # with growing pauses
     assert workers.process.returncode == 0
 
 
@@ -166,7 +166,7 @@ def test_a_worker_that_cannot_start() -> None:
         """
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=WAIT)
-    assert "worker 0 cannot be started: it exited with status 3" in done.stderr
+    assert "front-end 0 cannot be started: it exited with status 3" in done.stderr
 
 
 def test_heartbeats_never_block() -> None:

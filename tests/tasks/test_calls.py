@@ -252,6 +252,12 @@ def test_arguments_of_other_libraries(made: Made) -> None:
             task(colour="red")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"Classifier.*'learning_rate': use lr="):
         Classifier(learning_rate=1e-3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"fit\(\) has no argument 'labels': .*fit\(texts, labels\)"):
+        Classifier(made("wordpiece", "")).fit(["a"], labels=["b"])  # type: ignore[call-arg]
+    with pytest.raises(
+        TypeError, match=r"classify\(\) has no argument 'labels': .*ZeroShot\(\)\.classify\(texts, labels\)"
+    ):
+        Classifier(made("wordpiece", "ForSequenceClassification")).classify("a", labels=["b"])  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"'torch_dtype': pass precision= to load\(\)"):
         Embedder.load(made("wordpiece", ""), torch_dtype="float16")
 
@@ -260,10 +266,14 @@ def test_names_of_other_libraries(made: Made) -> None:
     embedder = Embedder(made("wordpiece", ""))
     for owner, name, message in (
         (bertie, "SentenceTransformer", "use bertie.Embedder"),
+        (bertie, "EmbeddingTransformer", "use bertie.integrations.sklearn.EmbeddingTransformer"),
         (bertie, "Embeder", "did you mean Embedder"),
         (Embedder, "from_pretrained", r"use load\(\)"),
         (embedder, "save_pretrained", r"use save\(folder\)"),
         (embedder, "get_sentence_embedding_dimension", "use .dimension"),
+        (embedder, "max_seq_length", "use .checkpoint.max_length; longer texts are read in windows"),
+        (embedder, "encode_query", 'use embed.texts, prompt_name="query"'),
+        (embedder, "embd", "did you mean embed?"),
         (MaskedLM(made("wordpiece", "ForMaskedLM")), "cuda", 'use .to."cuda"'),
     ):
         with pytest.raises(AttributeError, match=f"has no attribute '{name}'; {message}"):
@@ -271,6 +281,8 @@ def test_names_of_other_libraries(made: Made) -> None:
     assert "model" not in embedder.__dict__
     with pytest.raises(AttributeError, match=r"no attribute 'colour'$"):
         _ = embedder.colour
+    with pytest.raises(AttributeError, match=r"no attribute 'max_seq_length'; use \.checkpoint\.max_length"):
+        embedder.max_seq_length = 128
     with pytest.raises(TypeError, match=r"fit\(\) has no argument 'epochs': hyperparameters are arguments of the"):
         Classifier().fit(["a"], ["b"], epochs=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"fit\(\) has no argument 'eval_dataset': use dev="):
@@ -309,12 +321,12 @@ def test_what_is_no_list_of_texts(made: Made) -> None:
         ([b"a"], "text 0 must be a str, not bytes; decode it"),
     ):
         with pytest.raises(InputError, match=message):
-            embedder.embed(wrong)
+            embedder.embed(wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"for embeddings there is compare\(a, b\)"):
-        embedder.similarity(expected, expected)  # type: ignore[arg-type]
+        embedder.similarity(expected, expected)
     for top_k in ("3", 2.5, True):
         with pytest.raises(InputError, match=f"top_k={top_k!r} must be a whole number"):
-            filler.fill("[MASK]", top_k=top_k)  # type: ignore[call-overload]
+            filler.fill("[MASK]", top_k=top_k)  # type: ignore[arg-type]
 
 
 def test_devices(made: Made) -> None:

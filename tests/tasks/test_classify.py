@@ -37,7 +37,7 @@ def test_sentence_by_sentence(classifier: Classifier, pooling: str) -> None:
     weights = {"mean": tokens, "confidence": tokens * (1 - entropy) ** 2}
     pooled = rows.max(axis=0) if pooling == "max" else np.average(rows, axis=0, weights=weights[pooling])
     scaled = np.exp(pooled / classifier.info.calibration.temperature)
-    result = classifier.classify(TEXT, window_size="sentence", window_pooling=pooling)  # type: ignore[arg-type]
+    result = classifier.classify(TEXT, window_size="sentence", window_pooling=pooling)  # type: ignore[call-overload]
     assert (result.windows, result.tokens_read) == (3, result.tokens_total)
     assert [result.scores[label] for label in classifier.classes_] == pytest.approx(scaled / scaled.sum(), abs=1e-4)
     if pooling == "max":

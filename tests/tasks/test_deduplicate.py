@@ -104,7 +104,7 @@ def test_invalid_arguments() -> None:
         ({"shingle_words": 9}, "shingle_words=9 must lie between 1 and 5"),
     ):
         with pytest.raises(bertie.InputError, match=message):
-            deduplicate(["a"], **arguments)  # type: ignore[arg-type]
+            deduplicate(["a"], **arguments)
     with pytest.raises(bertie.InputError, match="takes a list of texts, not str"):
         deduplicate("a")
     assert deduplicate([]).kept == []

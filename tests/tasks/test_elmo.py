@@ -114,7 +114,7 @@ def test_other_inputs() -> None:
     model = tiny_elmo()
     expected = model.embed_tokens([["a", "b"]])[0].layers
     for sentences in ((("a", "b"),), iter([["a", "b"]]), [np.array(["a", "b"])], ["a b"]):
-        assert_array_equal(model.embed_tokens(sentences)[0].layers, expected)
+        assert_array_equal(model.embed_tokens(sentences)[0].layers, expected)  # type: ignore[arg-type]
 
 
 def test_random_models_follow_from_the_seed() -> None:

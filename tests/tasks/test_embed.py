@@ -141,7 +141,7 @@ def test_weight_tokens(folder: Path, tmp_path: Path) -> None:
         ({"texts": ["a"], "smoothing": "1"}, "smoothing='1' must be"),
     ):
         with pytest.raises(InputError, match=message):
-            again.weight_tokens(**wrong)  # type: ignore[arg-type]
+            again.weight_tokens(**wrong)
     with pytest.raises(InputError, match="token weights need mean pooling; this model's is max"):
         Embedder.load(folder, pooling="max").weight_tokens(seen)
 

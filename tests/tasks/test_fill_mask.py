@@ -12,8 +12,10 @@ import torch
 
 from bertie.nn.heads import Head
 from bertie.serve.engine import Engine
-from bertie.serve.queue import TURN, Cancelled, QueuedJob, Ticket, current_ticket
+from bertie.serve.lanes import TURN, QueuedJob
+from bertie.serve.tickets import Cancelled, Ticket, current_ticket
 from bertie.tasks import MaskedLM, fill_mask
+from bertie.text.batch import Batch
 from tests.tasks.tiny import save, sentences
 
 MASKS = 600
@@ -57,8 +59,8 @@ def test_candidates_are_sorted_by_probability_then_by_id(
         scores = [candidate.score for candidate in mask.candidates]
         assert scores == sorted(scores, reverse=True)
         for candidate in mask.candidates[:20]:
-            assert candidate.token == filler.tokenizer.token(candidate.id)
-            assert candidate.text == filler.tokenizer.decode([candidate.id], skip_special=False)
+            assert candidate.token == filler.tokenizer.token(candidate.id)  # type: ignore[arg-type]
+            assert candidate.text == filler.tokenizer.decode([candidate.id], skip_special=False)  # type: ignore[list-item]
 
 
 def test_requests_with_different_options_share_a_batch(filler: MaskedLM) -> None:
@@ -68,12 +70,12 @@ def test_requests_with_different_options_share_a_batch(filler: MaskedLM) -> None
     allowed = np.array([20, 31, 45])
     options = [fill_mask._Options(k, None if words is None else allowed) for _, k, words in inputs]
     chunks = [
-        filler.pipeline.encode(list(fill_mask.text_inputs([text], "fill", option)))
+        filler.pipeline.encode(list(fill_mask.text_inputs([text], "fill", option)))  # type: ignore[attr-defined]
         for (text, _, _), option in zip(inputs, options, strict=True)
     ]
     ids = [chunk.windows.ids for chunk in chunks]
     with torch.inference_mode():
-        batch = fill_mask.Batch.from_ids(ids)
+        batch = Batch.from_ids(ids)
         queries = [query for chunk in chunks for query in filler.parameters(chunk)]
         outputs = filler.outputs(filler.model, filler.model.hidden(batch, filler.head), batch, queries)
     for chunk, output, expected in zip(chunks, outputs, alone, strict=True):
@@ -89,7 +91,7 @@ def test_the_cost_of_a_request_includes_its_candidates(filler: MaskedLM, monkeyp
     engine = Engine(filler.model, budget=512, workers=1)
     try:
         put = engine.queue.put
-        monkeypatch.setattr(engine.queue, "put", lambda job: (jobs.append(job), put(job))[1])
+        monkeypatch.setattr(engine.queue, "put", lambda job, **options: (jobs.append(job), put(job, **options))[1])
         filler.pipeline.executor = engine
         filler.fill([masks(filler, 20)], top_k=5)
         filler.fill([masks(filler, 40)], top_k=1000)
@@ -105,7 +107,7 @@ def test_a_cancelled_request_is_not_decoded(filler: MaskedLM, monkeypatch: pytes
     """Neither are its candidates made after the forward pass, nor do all its masks reach the vocabulary."""
     engine = Engine(filler.model, budget=512, workers=1, max_wait=60)
     made, rows, threads = list[int](), list[int](), set[str]()
-    candidate, logits = fill_mask.TokenCandidate, Head.vocabulary_logits
+    candidate, logits = fill_mask.TokenCandidate, Head.vocabulary_logits  # type: ignore[attr-defined]
     ticket = Ticket()
 
     def make(*args: Any) -> Any:

@@ -219,5 +219,5 @@ def test_deberta_cannot_ignore_tokens(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tokens that nothing attends to"):
         LateInteraction.load(tmp_path).embed_queries("a cat")
     file = tmp_path / "config_sentence_transformers.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"attend_to_expansion_tokens": True}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"attend_to_expansion_tokens": True}))  # type: ignore[attr-defined]
     assert len(LateInteraction.load(tmp_path).embed_queries("a cat")) == 12

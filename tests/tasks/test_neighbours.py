@@ -14,7 +14,7 @@ from bertie.tasks.neighbours import SearchMethod, neighbours, to_unit
 def vectors(count: int, groups: int, width: int = 16) -> np.ndarray[Any, Any]:
     draw = np.random.default_rng(0)
     centres = draw.normal(size=(groups, width))
-    return to_unit(centres[draw.integers(groups, size=count)] + 0.5 * draw.normal(size=(count, width)))
+    return to_unit(centres[draw.integers(groups, size=count)] + 0.5 * draw.normal(size=(count, width)))  # type: ignore[arg-type]
 
 
 def found(unit: np.ndarray[Any, Any], k: int, threshold: float, method: SearchMethod) -> dict[tuple[int, int], float]:

@@ -42,4 +42,4 @@ def test_equal_texts_and_limits() -> None:
         ({"method": "fast"}, "method='fast' must be one of auto, exact, approximate"),
     ):
         with pytest.raises(InputError, match=message):
-            paraphrase_pairs(["a"], **arguments)  # type: ignore[arg-type]
+            paraphrase_pairs(["a"], **arguments)

@@ -77,7 +77,7 @@ def trim(text: str, start: int, end: int) -> tuple[int, int]:
 
 def tags(folder: Path, strategy: str, texts: list[str], **options: Any) -> tuple[list[Any], list[Any]]:
     """Ours and theirs as (label, start, end, score)."""
-    ours = Tagger.load(folder).tag(texts, aggregation_strategy=strategy)
+    ours = Tagger.load(folder).tag(texts, aggregation_strategy=strategy)  # type: ignore[call-overload]
     theirs = pipeline("token-classification", model=str(folder), device="cpu", aggregation_strategy=strategy)
     got = [[(s.label, s.start, s.end, pytest.approx(s.score, abs=2e-6)) for s in one.spans] for one in ours]
     name = "entity" if strategy == "none" else "entity_group"
@@ -108,7 +108,7 @@ def test_token_classification_of_words_in_bpe(made: Made, strategy: str) -> None
     plain = ["".join(c for c in text if c.isalpha() or c == " ") for text in TEXTS[:8]]
     got, want = tags(folder, strategy, plain)
     assert got == want
-    (one,) = Tagger.load(folder).tag(["the river, London."], aggregation_strategy=strategy, ignore_labels=())
+    (one,) = Tagger.load(folder).tag(["the river, London."], aggregation_strategy=strategy, ignore_labels=())  # type: ignore[call-overload]
     ends = {span.end for span in one.spans} | {span.start for span in one.spans}
     assert ends <= {0, 3, 4, 9, 10, 11, 17, 18}, "words end where letters do"
 

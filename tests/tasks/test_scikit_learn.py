@@ -17,7 +17,7 @@ from sklearn.base import clone  # noqa: E402
 from sklearn.compose import ColumnTransformer  # noqa: E402
 from sklearn.linear_model import LogisticRegression  # noqa: E402
 from sklearn.model_selection import GridSearchCV  # noqa: E402
-from sklearn.pipeline import FeatureUnion, make_pipeline  # noqa: E402
+from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline  # noqa: E402
 
 Made = Callable[..., Path]
 TEXTS = sentences(12)
@@ -44,6 +44,23 @@ def test_grid_search(made: Made) -> None:
     ).fit(TEXTS, LABELS)
     assert len(search.cv_results_["params"]) == 4
     assert search.predict(TEXTS[:2]).shape == (2,)
+
+
+def test_hyperparameters_of_a_named_step_are_searched_in_processes(made: Made) -> None:
+    pipeline = Pipeline([("embed", Embedder(made("wordpiece", ""))), ("classify", LogisticRegression())])
+    grid = {"embed__dimension": [4, None], "embed__normalize": [True, False], "classify__C": [0.1, 1.0]}
+    searches = [GridSearchCV(pipeline, grid, cv=2, n_jobs=n, error_score="raise").fit(TEXTS, LABELS) for n in (1, 2)]
+    scores = [search.cv_results_["mean_test_score"] for search in searches]
+    np.testing.assert_array_equal(*scores)
+    search = searches[0]
+    assert len(search.cv_results_["params"]) == 8
+    # The estimator that was refitted has the parameters that were chosen, and the pipeline is as it was.
+    best = search.best_estimator_
+    assert best["embed"].get_params()["dimension"] == search.best_params_["embed__dimension"]
+    assert best["classify"].coef_.shape[1] == (search.best_params_["embed__dimension"] or 32)
+    assert pipeline["embed"].get_params()["dimension"] is None
+    with pytest.raises(TypeError, match=r"Embedder\(\) has no argument 'size': there are model, "):
+        pipeline.set_params(embed__size=3)
 
 
 def test_tables(made: Made) -> None:

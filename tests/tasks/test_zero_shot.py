@@ -78,4 +78,4 @@ def test_a_model_without_nli_head_embeds(made: Callable[..., Path], checkpoint: 
     with pytest.raises(InputError, match="method='combined' needs a head with a label 'entailment'"):
         zero_shot.classify(TEXTS, LABELS, method="combined")
     with pytest.raises(InputError, match="method='nearest' must be one of auto, entailment, embedding, combined"):
-        zero_shot.classify(TEXTS, LABELS, method="nearest")  # type: ignore[arg-type]
+        zero_shot.classify(TEXTS, LABELS, method="nearest")  # type: ignore[call-overload]

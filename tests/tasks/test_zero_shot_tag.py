@@ -167,7 +167,7 @@ def test_int8_weights_are_close() -> None:
     exact, fast = (ZeroShotTagger(Checkpoint.load(FOLDER / "lstm", precision=p)) for p in ("fp32", "int8"))
     options = {"threshold": 0.0, "flat": False, "multi_label": True}
     a, b = (
-        {(s.label, s.start, s.end): s.score for s in task.tag(TEXTS[0], LABELS[0], **options).spans}
+        {(s.label, s.start, s.end): s.score for s in task.tag(TEXTS[0], LABELS[0], **options).spans}  # type: ignore[call-overload]
         for task in (exact, fast)
     )
     assert np.abs(np.array([a[key] - b[key] for key in a.keys() & b.keys()])).max() < 0.1

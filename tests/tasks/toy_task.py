@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bertie.config import HeadInfo
-from bertie.tasks.classify import Regressor, Text
+from bertie.tasks.classify import Regressor, Text  # type: ignore[attr-defined]
 from bertie.tasks.registry import TaskRow
 from bertie.training.finetune.classification import RegressionTraining
 from bertie.training.finetune.data import LabelledDataset

@@ -19,10 +19,14 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from bertie import threads
 from bertie.cli.common import UsageError, add_device, add_precision, model_name, select_device, verb
+from bertie.cli.serve_limits import CONNECTION_COUNTS, CONNECTION_TIMES, COUNTS, add_limits
 from bertie.errors import BertieWarning, ConfigError, MissingPackageError
 from bertie.switches import disable
 
@@ -31,33 +35,21 @@ if TYPE_CHECKING:
 
     from bertie.cli.common import Verbs
     from bertie.search.index import Index
+    from bertie.serve.logs import Log
     from bertie.serve.metrics import Metrics
     from bertie.serve.registry import Registry
     from bertie.serve.supervisor import WorkerInfo
+    from bertie.serve.tracing import Tracing
 
 EXAMPLE = """  bertie serve
   bertie serve bertie-small ner=./my-tagger --port 8000 --workers 2
+  bertie serve --unix bertie.sock --cache-mb 256
   bertie serve --new-key alice --api-key-file keys.txt
   bertie serve --host 0.0.0.0 --api-key-file keys.txt --index my-index
 """
 # A request takes the GIL a dozen times, and must not wait 5 ms, the default, for a busy thread each time.
 SWITCH_SECONDS = 0.001
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-COUNTS = ("workers", "max_body_bytes", "max_items", "max_tokens", "max_reply_bytes", "max_requests", "batch_tokens")
-CONNECTION_COUNTS = {  # flags and fields of ConnectionLimits
-    "max_connections": "connections",
-    "max_connections_per_address": "per_address",
-    "max_total_body_bytes": "request_bytes",
-    "max_total_reply_bytes": "reply_bytes",
-    "max_header_bytes": "header_bytes",
-    "min_rate": "min_rate",
-}
-CONNECTION_TIMES = {
-    "header_timeout": "header_seconds",
-    "read_timeout": "read_seconds",
-    "write_timeout": "write_seconds",
-    "idle_timeout": "idle_seconds",
-}
 
 
 def add(verbs: Verbs) -> None:
@@ -75,7 +67,14 @@ def add(verbs: Verbs) -> None:
     )
     parser.add_argument("--port", type=int, default=8080, metavar="N", help="port; 0: any free one (default: 8080)")
     parser.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="worker processes behind the port (default: 1)"
+        "--unix", metavar="PATH", help="listen on a Unix socket that only this user may connect to, not on a port"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="front ends: processes that tokenize and talk HTTP, before one engine process per GPU (default: by the "
+        "number of cores; on a CPU, one process that does it all)",
     )
     parser.add_argument("--index", metavar="FOLDER", help="index made by `bertie index`, for /search")
     add_device(parser)
@@ -97,67 +96,35 @@ def add(verbs: Verbs) -> None:
     keys.add_argument("--new-key", metavar="NAME", help="add a key to --api-key-file, print it, and exit")
     keys.add_argument("--no-auth", action="store_true", help="allow another --host without API keys")
     keys.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="accept this Host header")
-    _add_limits(parser)
-    _add_connection_limits(parser)
+    add_limits(parser)
+    parser.add_argument(
+        "--cache-mb",
+        type=int,
+        default=0,
+        metavar="N",
+        help="megabytes for a cache of recent embeddings, over all front ends (default: 0, none)",
+    )
     logs = parser.add_argument_group("logging")
     logs.add_argument("--log-texts", action="store_true", help="log request bodies")
     logs.add_argument("--log-traces", action="store_true", help="log stack traces")
+    logs.add_argument(
+        "--trace", action="store_true", help="send OpenTelemetry spans, as the OTEL_* environment variables say"
+    )
     parser.set_defaults(run=run)
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    limits = parser.add_argument_group("limits")
-    limits.add_argument(
-        "--max-body-bytes", type=int, default=8 << 20, metavar="N", help="bytes of a request body (default: 8,388,608)"
-    )
-    limits.add_argument("--max-items", type=int, default=1024, metavar="N", help="texts per request (default: 1,024)")
-    limits.add_argument(
-        "--max-tokens", type=int, default=1_000_000, metavar="N", help="tokens per request (default: 1,000,000)"
-    )
-    limits.add_argument(
-        "--max-reply-bytes", type=int, default=1 << 26, metavar="N", help="bytes of a reply (default: 67,108,864)"
-    )
-    limits.add_argument("--max-requests", type=int, default=512, metavar="N", help="requests in flight (default: 512)")
-    limits.add_argument("--max-wait", type=float, default=1.0, metavar="S", help="seconds in the queue (default: 1)")
-    limits.add_argument("--batch-tokens", type=int, metavar="N", help="tokens per batch (default: measured at startup)")
-    limits.add_argument("--deadline", type=float, default=30.0, metavar="S", help="seconds per request (default: 30)")
-    limits.add_argument(
-        "--grace", type=float, default=1.0, metavar="S", help="seconds from unready to closed (default: 1)"
-    )
-    limits.add_argument(
-        "--worker-timeout",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="seconds until a worker that hangs is killed and restarted; 0: never (default: 30)",
-    )
-
-
-def _add_connection_limits(parser: argparse.ArgumentParser) -> None:
-    limits = parser.add_argument_group("limits of connections, in each worker")
-    for flag, default, help in (
-        ("--max-connections", 2048, "open connections; beyond it, the one with the least progress is closed"),
-        ("--max-connections-per-address", 1024, "of one client address, or IPv6 network of 64 bits"),
-        ("--max-total-body-bytes", 256 << 20, "of all bodies, from arrival to reply"),
-        ("--max-total-reply-bytes", 256 << 20, "of all replies that clients have not read; half of it for one address"),
-        ("--max-header-bytes", 32 << 10, "of a request's headers"),
-        ("--min-rate", 1024, "bytes per second at which clients must send and read, over 5 seconds"),
-    ):
-        limits.add_argument(flag, type=int, default=default, metavar="N", help=f"{help} (default: {default:,})")
-    for flag, seconds, help in (
-        ("--header-timeout", 10.0, "to receive the headers"),
-        ("--read-timeout", 30.0, "to receive a body"),
-        ("--write-timeout", 120.0, "to send a reply"),
-        ("--idle-timeout", 65.0, "to keep an unused connection open"),
-    ):
-        limits.add_argument(
-            flag, type=float, default=seconds, metavar="S", help=f"seconds {help} (default: {seconds:g})"
-        )
 
 
 def run(args: argparse.Namespace) -> None:
     """Serve models over HTTP."""
     _check(args)
+    gc.disable()  # imports and models are for good: collecting garbage between them takes a tenth of the start
+    try:
+        _start(args)
+    finally:
+        gc.enable()
+
+
+def _start(args: argparse.Namespace) -> None:
+    """Run the server, its supervisor or one of its processes."""
     args.models, args.model = [*args.models, *(args.model or [])] or [model_name(args)], None
     if args.new_key is not None:
         from bertie.serve.auth import new_key
@@ -165,36 +132,90 @@ def run(args: argparse.Namespace) -> None:
         print(new_key(args.api_key_file, args.new_key))
         return
     try:
+        import greenlet  # noqa: F401
+        import httptools  # noqa: F401
         import orjson  # noqa: F401
         import pydantic  # noqa: F401
-        import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingPackageError(f"serving needs {error.name}: pip install 'bertie[serve]'") from None
     from bertie.serve.supervisor import Supervisor, WorkerInfo, bertie_command
-    from bertie.serve.workers import bind_socket
 
     worker = WorkerInfo.from_environment()
     started = time.monotonic()
-    with worker.socket or bind_socket(args.host, args.port, shared=args.workers > 1) as socket:
-        port = socket.getsockname()[1]
-        host = f"[{args.host}]" if ":" in args.host else args.host
+    if worker.role == "engine":
+        _run_engine(args, worker, started)
+        _exit()
+    workers, engines = _count_processes(args)
+    with worker.socket or _bind(args, shared=workers > 1) as socket:
+        port = args.port if args.unix is not None else socket.getsockname()[1]
 
         def on_ready() -> None:
-            print(f"http://{host}:{port} is ready after {time.monotonic() - started:.1f} s", flush=True)
+            print(f"{_address(args, port)} is ready after {time.monotonic() - started:.1f} s", flush=True)
 
-        if args.workers > 1 and worker.folder is None:
-            sockets = [socket, *(bind_socket(args.host, port, shared=True) for _ in range(args.workers - 1))]
+        if engines and not worker.is_supervised:
+            sockets = [socket, *(_bind_another(args, socket, port) for _ in range(workers - 1))]
             command = bertie_command(*_worker_argv(args, port))
             times = {"shutdown_seconds": args.deadline, "timeout": args.worker_timeout}
-            Supervisor(command, sockets, on_ready=on_ready, **times).run()
-        else:
-            _serve(args, socket, worker, on_ready, started)
-    if args.workers == 1 or worker.folder is not None:
-        # All requests are answered. Threads of libraries (of a download, for example) may still run, and ending the
-        # interpreter under them would abort the process.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+            gc.enable()
+            Supervisor(command, sockets, engines=engines, on_ready=on_ready, **times).run()
+            return
+        _serve(args, socket, worker, on_ready, started)
+    _exit()
+
+
+def _bind(args: argparse.Namespace, *, shared: bool) -> AbstractContextManager[Socket]:
+    from bertie.serve.workers import bind_socket, unix_socket
+
+    if args.unix is not None:
+        return unix_socket(args.unix)
+    return bind_socket(args.host, args.port, shared=shared)
+
+
+def _bind_another(args: argparse.Namespace, first: Socket, port: int) -> Socket:
+    """A socket for another front end; that of a Unix socket is the same, since only one can be bound."""
+    from bertie.serve.workers import bind_socket
+
+    return first.dup() if args.unix is not None else bind_socket(args.host, port, shared=True)
+
+
+def _address(args: argparse.Namespace, port: int) -> str:
+    """The server's URL; of a Unix socket, its path as a host, as some HTTP clients accept it."""
+    if args.unix is not None:
+        return f"http+unix://{quote(os.path.abspath(args.unix), safe='')}"
+    return f"http://[{args.host}]:{port}" if ":" in args.host else f"http://{args.host}:{port}"
+
+
+def _exit() -> None:
+    """End the process. All requests are answered; threads of libraries (of a download, for example) may still run.
+
+    Ending the interpreter under them would abort the process.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _count_processes(args: argparse.Namespace) -> tuple[int, int]:
+    """The number of front ends, and of engines; without engines, one process does it all.
+
+    On a CPU the model takes far more time than the rest of a request, so that a second process would only divide the
+    cores. A GPU is fast enough to keep several front ends busy.
+    """
+    gpus = 0 if args.precision == "int8" else _count_gpus(args.device)
+    if not gpus:
+        return (1, 0) if args.workers in (None, 1) else (args.workers, 1)
+    return args.workers or max(2, (threads.available() - 2 * gpus) * 3 // 4), gpus
+
+
+def _count_gpus(device: str | None) -> int:
+    """GPUs that the server uses, without importing torch: all that are visible, or the one that `device` names."""
+    if device is not None and not device.startswith("cuda"):
+        return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if visible is not None:
+        devices = min(devices, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
+    return min(devices, 1) if device is not None and ":" in device else devices
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -213,6 +234,10 @@ def _check(args: argparse.Namespace) -> None:
                 pass
         except ConfigError as error:
             raise UsageError(str(error).replace(f"disable={name!r}", f"--disable {name}")) from None
+    if args.cache_mb < 0:
+        raise UsageError(f"--cache-mb {args.cache_mb} must be at least 0")
+    if args.unix is not None and (args.host != "127.0.0.1" or args.port not in (0, 8080)):
+        raise UsageError("--unix replaces --host and --port; give only one")
     if args.deterministic and args.batch_tokens is not None:
         raise UsageError("--deterministic runs one window at a time, so --batch-tokens has no effect; give only one")
     if args.new_key is not None:
@@ -242,24 +267,17 @@ def _serve(
     args: argparse.Namespace, socket: Socket, worker: WorkerInfo, on_ready: Callable[[], None], started: float
 ) -> None:
     """Run one server process."""
-    import logging
-
     from bertie.serve.auth import Keys
     from bertie.serve.connections import ConnectionLimits
     from bertie.serve.http import LOCAL_HOSTS, App, ServerSettings
     from bertie.serve.limits import Limits
-    from bertie.serve.logs import Log, LogHandler
     from bertie.serve.memory import limit_arenas
     from bertie.serve.metrics import Metrics
     from bertie.serve.workers import serve
 
     limit_arenas()
     sys.setswitchinterval(SWITCH_SECONDS)
-    log = Log(traces=args.log_traces)
-    logging.getLogger("uvicorn.error").addHandler(LogHandler(log))
-    warnings.showwarning = lambda message, category, *place: log(
-        "warning", category=category.__name__, message=str(message) if issubclass(category, BertieWarning) else None
-    )
+    log = _open_log(args)
     keys = None if args.api_key_file is None else Keys.read(args.api_key_file, worker.count)
     metrics = Metrics(worker.folder)
     registry, index = _load(args, worker, metrics)
@@ -273,17 +291,21 @@ def _serve(
     fields = (CONNECTION_COUNTS | CONNECTION_TIMES).items()
     connections = ConnectionLimits(**{field: getattr(args, flag) for flag, field in fields})
     # On loopback only local names are accepted: a web page must not reach the server through a DNS name of its own.
-    hosts = (*LOCAL_HOSTS, *args.allow_host) if args.host in LOOPBACK or args.allow_host else ()
+    local = args.host in LOOPBACK and args.unix is None
+    hosts = (*LOCAL_HOSTS, *args.allow_host) if local or args.allow_host else ()
     settings = ServerSettings(limits, args.deadline, hosts, args.log_texts, connections)
-    app = App(registry, settings, keys=keys, index=index, metrics=metrics, log=log)
-    gc.collect()
+    tracing = _open_tracing(args, log)
+    app = App(registry, settings, keys=keys, index=index, metrics=metrics, log=log, tracing=tracing)
     gc.freeze()  # the models stay: the garbage collector need not scan them
+    gc.enable()
 
     def log_ready() -> None:
         log("ready", models=list(registry), worker=worker.number, seconds=round(time.monotonic() - started, 3))
         on_ready()
 
     serve(app, socket, grace=args.grace, shutdown_seconds=args.deadline, on_ready=log_ready, worker=worker)
+    if tracing is not None:
+        tracing.close()
     log("stopped", worker=worker.number)
     log.flush()
 
@@ -293,15 +315,21 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
     import torch
 
     from bertie.checkpoints.hub import resolve
+    from bertie.serve.embedding_cache import EmbeddingCache
     from bertie.serve.registry import Registry, name_models
 
     # Replayed CUDA graphs use other attention kernels than single passes.
     disable(*args.disable, *(["cuda_graphs"] if args.deterministic else []))
-    device = select_device(args.device)
-    if device == "cuda" and worker.count > 1:  # spread the workers over the GPUs
-        device = f"cuda:{worker.number % torch.cuda.device_count()}"
-    if worker.count > 1 and not threads.count_is_given():
-        torch.set_num_threads(max(1, threads.available() // worker.count))
+    engines, device = None, "cpu"
+    if worker.role == "front-end" and worker.engines:
+        from bertie.serve.engine_client import EngineClient
+
+        engines = EngineClient([worker.engine_path(number) for number in range(worker.engines)])
+        torch.set_num_threads(1)
+    else:
+        device = select_device(args.device)
+        if device == "cuda":
+            device = f"cuda:{worker.number}"
     models = name_models(args.models)
     index = None
     if args.index is not None:
@@ -313,5 +341,54 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
         name = names.get(resolve(source).resolve()) or next(iter(name_models([source])))
         models.setdefault(name, source)
         index = opened, name
-    options = {"budget": 1 if args.deterministic else args.batch_tokens, "max_wait": args.max_wait}
+    options: dict[str, Any] = {"budget": 1 if args.deterministic else args.batch_tokens, "max_wait": args.max_wait}
+    if args.cache_mb and worker.role == "front-end":  # each has its share
+        options["cache"] = EmbeddingCache((args.cache_mb << 20) // worker.count)
+    if engines is not None:
+        return Registry(models, engines=engines, cache=options.get("cache")), index
     return Registry(models, devices=[device], precision=args.precision, on_batch=metrics.count_batch, **options), index
+
+
+def _run_engine(args: argparse.Namespace, worker: WorkerInfo, started: float) -> None:
+    """Run one engine process."""
+    from bertie.serve.engine_process import run_engine
+    from bertie.serve.memory import limit_arenas
+    from bertie.serve.metrics import Metrics
+
+    limit_arenas()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    log = _open_log(args)
+    metrics = Metrics(worker.folder)
+    registry, _ = _load(args, worker, metrics)
+    gc.freeze()
+    gc.enable()
+    log("ready", engine=worker.number, models=list(registry), seconds=round(time.monotonic() - started, 3))
+    run_engine(registry, worker, metrics, log, shutdown_seconds=args.deadline)
+    log("stopped", engine=worker.number)
+    log.flush()
+
+
+def _open_tracing(args: argparse.Namespace, log: Log) -> Tracing | None:
+    """Tracing, if an option or the environment asks for it; an environment alone does not require its packages."""
+    from bertie.serve.tracing import Tracing, wants_tracing
+
+    if not args.trace and not wants_tracing():
+        return None
+    try:
+        return Tracing()
+    except MissingPackageError as error:
+        if args.trace:
+            raise
+        log("tracing is off", reason=str(error))
+        return None
+
+
+def _open_log(args: argparse.Namespace) -> Log:
+    """The log on standard error, to which warnings go as well."""
+    from bertie.serve.logs import Log
+
+    log = Log(traces=args.log_traces)
+    warnings.showwarning = lambda message, category, *place: log(
+        "warning", category=category.__name__, message=str(message) if issubclass(category, BertieWarning) else None
+    )
+    return log

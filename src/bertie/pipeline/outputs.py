@@ -91,8 +91,10 @@ class Outputs(Generic[Output]):
 
     def stack(self) -> FloatArray:
         """(windows, n) all outputs, where each is one row."""
-        if self._count == 1 and isinstance(only := self._batches[0][1], PendingCopy):
-            return only.host
+        if len(self._batches) == 1:
+            only = self._batches[0][1]
+            if self._count == 1:
+                return only.host if isinstance(only, PendingCopy) else cast("FloatArray", only[0])[None]
         rows: FloatArray | None = None
         for windows, outputs in self._batches:
             batch = (

@@ -132,6 +132,12 @@ class Pipeline(Generic[Options, Output, Result]):
         the next one runs; from any other iterable, nothing is read before its turn. Slow tokenizers run ahead in
         threads; fast ones would only keep the interpreter from launching kernels.
         """
+        if self.executor is not None and isinstance(texts, list) and len(texts) <= CHUNK_ITEMS:  # a small request
+            only = list(inputs)
+            if only and sum(len(text) for task_input in only for text in task_input.texts) <= CHUNK_CHARACTERS:
+                yield self._run_chunk(only)
+                return
+            inputs = only
         late = self._overlaps(texts)
         lists = split_chunks(inputs)
         threads = 0
@@ -145,6 +151,13 @@ class Pipeline(Generic[Options, Output, Result]):
                 yield self.task.decode_chunk(*pending.popleft())
         for chunk, outputs in pending:
             yield self.task.decode_chunk(chunk, outputs)
+
+    def _run_chunk(self, inputs: list[TaskInput[Options]]) -> Iterable[Result]:
+        chunk = self.encode(inputs)
+        counter = current_counter()
+        if counter is None or not counter.silent:
+            (chunk,) = self._counted([chunk])
+        return self.task.decode_chunk(chunk, self.forward(chunk))
 
     def _counted(self, chunks: Iterable[Chunk[Options]], *, late: bool = True) -> Iterator[Chunk[Options]]:
         """Chunks as they are; a warning after the last one if some texts consist largely of unknown tokens.

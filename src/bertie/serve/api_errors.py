@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal
@@ -26,6 +25,7 @@ _INVALID, _RATE_LIMIT, _SERVER = "invalid_request_error", "rate_limit_error", "s
 ERRORS = {  # by code, which is OpenAI's `code` field as well
     "invalid_http": _Row(400, "Validation", _INVALID),
     "invalid_json": _Row(400, "Validation", _INVALID),
+    "invalid_encoding": _Row(400, "Validation", _INVALID),
     "empty": _Row(400, "Empty", _INVALID),
     "invalid_api_key": _Row(401, "Unauthorized", _INVALID),
     "forbidden_host": _Row(403, "Forbidden", _INVALID),
@@ -67,9 +67,11 @@ class ApiError(Exception):
         field: str | None = None,  # of the request body
         retry_after: float | None = None,  # seconds
         allow: str | None = None,  # HTTP methods
+        accept_encoding: str | None = None,  # of bodies
     ) -> None:
         super().__init__(message)
         self.code, self.message, self.field, self.retry_after, self.allow = code, message, field, retry_after, allow
+        self.accept_encoding = accept_encoding
 
     def status(self, error_format: ErrorFormat) -> int:
         """The HTTP status. OpenAI answers every validation error with 400."""
@@ -92,6 +94,8 @@ class ApiError(Exception):
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after))))
         if self.allow is not None:
             headers.append((b"allow", self.allow.encode()))
+        if self.accept_encoding is not None:  # RFC 7694
+            headers.append((b"accept-encoding", self.accept_encoding.encode()))
         if self.code == "invalid_api_key":
             headers.append((b"www-authenticate", b"Bearer"))
         if self.code in _CLOSE_CONNECTION:
@@ -106,15 +110,3 @@ def error_response(error: ApiError) -> bytes:
     lines = [b"HTTP/1.1 %d %b" % (status, status.phrase.encode())]
     lines += [b"%b: %b" % header for header in (headers | dict(error.headers())).items()]
     return b"\r\n".join([*lines, b"", body])
-
-
-def error_app(error: ApiError) -> Callable[..., Awaitable[None]]:
-    """An ASGI application that answers with an error."""
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        body = orjson.dumps(error.body("tei"))
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *error.headers()]
-        await send({"type": "http.response.start", "status": error.status("tei"), "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    return app

@@ -6,13 +6,13 @@ to.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bertie.checkpoints.checkpoint import Checkpoint
+from bertie.serve.tickets import current_ticket
 from bertie.tasks.attention import Token, attention_scores, check_layer, encode_text
 
 MAX_TOKENS = 128  # that can still be drawn legibly
@@ -73,8 +73,8 @@ def attention(checkpoint: Checkpoint, text: str, *, layer: int | None = None, he
 
 
 @torch.inference_mode()
-def all_attention(checkpoint: Checkpoint, text: str, check: Callable[[], None] = lambda: None) -> AllAttention:
-    """The attention weights of all layers and heads; `check` is called between layers.
+def all_attention(checkpoint: Checkpoint, text: str) -> AllAttention:
+    """The attention weights of all layers and heads, unless nobody waits for them any more.
 
     >>> result = all_attention(Checkpoint.load("bertie-small"), "A cat sat.")
     >>> len(result.weights) == result.layers, len(result.weights[0]) == result.heads
@@ -83,9 +83,11 @@ def all_attention(checkpoint: Checkpoint, text: str, check: Callable[[], None] =
     cfg = checkpoint.model.config
     limit = min(MAX_TOKENS, int((MAX_WEIGHTS / (cfg.depth * cfg.heads)) ** 0.5))
     batch, tokens = encode_text(checkpoint, text, limit)
+    ticket = current_ticket.get()
     layers = []
     for scores in attention_scores(checkpoint.model, batch, range(cfg.depth)):
-        check()
+        if ticket is not None:
+            ticket.check()
         layers.append(tuple(_table(weights, DIGITS_ALL) for weights in scores.softmax(-1)))
     count = sum(not token.special for token in tokens)
     return AllAttention(tokens, cfg.depth, cfg.heads, tuple(layers), count, count, 1)

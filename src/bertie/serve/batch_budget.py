@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,7 +16,11 @@ from bertie.text.batch import Batch
 SMALLEST, LARGEST = 512, 65_536  # token budgets that are tried
 NEAR_BEST = 0.95  # of the best throughput: larger batches add latency for little throughput
 LENGTHS = (9, 14, 21, 33, 48, 75, 110, 170)  # of the texts in the measurement
-SECONDS = 0.6  # for the measurement; four times as long on a GPU, whose first passes are slow
+SECONDS = 0.1  # for the measurement on a CPU, where small batches are nearly as fast as large ones
+SAMPLE = 4  # on a CPU a quarter of a batch is timed, since the server waits for it: time is proportional to tokens
+GPU_SECONDS = 2.4  # whose first passes are slow
+WARM_TEXTS, WARM_LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 32)  # of batches that are run before requests come
+WARM_PASSES = 9  # a size is recorded as a CUDA graph when it has come eight times
 
 
 @cache
@@ -49,19 +54,19 @@ def measure_budget(model: Model, *, workers: int, devices: int = 1) -> BudgetMea
 def _measure(model: Model, workers: int, devices: int) -> BudgetMeasurement:
     cuda = model.device.type == "cuda"
     start = time.perf_counter()
-    until = start + SECONDS * (4 if cuda else 1)
+    until = start + (GPU_SECONDS if cuda else SECONDS)
     rates: dict[int, float] = {}
-    size, seconds = SMALLEST, 0.0
+    size, seconds, part = SMALLEST, 0.0, 1 if cuda else SAMPLE
     time_pass(model, 64)  # warm-up
     # The next size takes about twice as long as this one.
     while size <= LARGEST and (not rates or time.perf_counter() + 2 * seconds < until):
         try:
-            seconds = min(time_pass(model, size) for _ in range(3 if cuda else 1))
+            seconds = min(time_pass(model, size // part) for _ in range(3 if cuda else 1))
         except Exception as error:
             if rates and is_out_of_memory(error):
                 break
             raise
-        rates[size] = size / seconds
+        rates[size] = size / part / seconds
         if rates[size] < NEAR_BEST * max(rates.values()):
             break  # larger ones are slower
         size *= 2
@@ -71,20 +76,33 @@ def _measure(model: Model, workers: int, devices: int) -> BudgetMeasurement:
     return BudgetMeasurement(budget, rates[budget] * concurrent, rates, time.perf_counter() - start)
 
 
+def warm_up(model: Model) -> None:
+    """Run small batches of many sizes as often as it takes to record them as CUDA graphs and to compile kernels."""
+    for texts in WARM_TEXTS:
+        for length in WARM_LENGTHS:
+            for _ in range(WARM_PASSES):
+                _run(model, [min(length, model.config.max_length)] * texts)
+
+
 @torch.inference_mode()
 def time_pass(model: Model, tokens: int) -> float:
     """Seconds of a forward pass over about so many tokens."""
     max_length, lengths = model.config.max_length, list[int]()
     while (left := tokens - sum(lengths)) > 0:
         lengths.append(min(LENGTHS[len(lengths) % len(LENGTHS)], left, max_length))
-    random = np.random.default_rng(0)
-    ids = [random.integers(0, model.config.vocab, size=n) for n in lengths]
     # On a CPU only the time of this thread counts: a starting server is busy with other things.
     clock = time.perf_counter if model.device.type == "cuda" else time.thread_time
     start = clock()
+    _run(model, lengths)
+    return clock() - start
+
+
+@torch.inference_mode()
+def _run(model: Model, lengths: Sequence[int]) -> None:
+    random = np.random.default_rng(0)
+    ids = [random.integers(0, model.config.vocab, size=n) for n in lengths]
     hidden = model.hidden(Batch.from_ids(ids).to(model.device))
     hidden.isfinite().all().item()  # synchronizes with the device
-    return clock() - start
 
 
 def is_out_of_memory(error: BaseException) -> bool:

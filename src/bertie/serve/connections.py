@@ -25,7 +25,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bertie.serve.protocol import LimitedProtocol
+    from bertie.serve.connection_progress import MonitoredProtocol
 
 SWEEP_SECONDS = 0.1
 SPARE_FILES = 256  # descriptors for models, indexes, logs and threads
@@ -86,15 +86,15 @@ class Connections:
         self.request_bytes = 0
         self.reply_bytes = 0
         self.dropped: Counter[str] = Counter()  # connections by reason
-        self.half_closed: set[LimitedProtocol] = set()  # whose requests are being processed
-        self._states: dict[State, dict[LimitedProtocol, None]] = {state: {} for state in State}
+        self.half_closed: set[MonitoredProtocol] = set()  # whose requests are being processed
+        self._states: dict[State, dict[MonitoredProtocol, None]] = {state: {} for state in State}
         self._per_address: Counter[str] = Counter()
         self._reply_bytes: Counter[str] = Counter()  # by address
         self._swept = time.monotonic()
 
     # --- the number of connections ---
 
-    def admit(self, connection: LimitedProtocol) -> bool:
+    def admit(self, connection: MonitoredProtocol) -> bool:
         """Count a new connection. If there are too many, close another; if none can be, return False."""
         limits, address = self.limits, connection.address
         if self._per_address[address] >= limits.per_address and not self._make_room(address):
@@ -106,7 +106,7 @@ class Connections:
         connection.counted = True
         return True
 
-    def discount(self, connection: LimitedProtocol) -> None:
+    def discount(self, connection: MonitoredProtocol) -> None:
         """Count a connection no longer: it is closed, or about to be."""
         if connection.counted:
             connection.counted = False
@@ -115,7 +115,7 @@ class Connections:
             if not self._per_address[connection.address]:
                 del self._per_address[connection.address]
 
-    def remove(self, connection: LimitedProtocol) -> None:
+    def remove(self, connection: MonitoredProtocol) -> None:
         """Forget a closed connection."""
         self.discount(connection)
         self.release_request(connection)
@@ -123,7 +123,11 @@ class Connections:
         self._states[connection.state].pop(connection, None)
         self.half_closed.discard(connection)
 
-    def move(self, connection: LimitedProtocol, state: State) -> None:
+    def all(self) -> list[MonitoredProtocol]:
+        """All connections that are not closed."""
+        return [connection for state in self._states.values() for connection in state]
+
+    def move(self, connection: MonitoredProtocol, state: State) -> None:
         """Note a connection's state, or its progress within a state."""
         self._states[connection.state].pop(connection, None)
         connection.state, connection.mark = state, self.now
@@ -152,7 +156,7 @@ class Connections:
 
     # --- bytes ---
 
-    def hold_request(self, connection: LimitedProtocol, size: int) -> None:
+    def hold_request(self, connection: MonitoredProtocol, size: int) -> None:
         """Count bytes of a request. If there are too many, drop the slowest requests that are incomplete."""
         connection.held += size
         self.request_bytes += size
@@ -164,12 +168,12 @@ class Connections:
                 if self.request_bytes <= self.limits.request_bytes:
                     break
 
-    def release_request(self, connection: LimitedProtocol) -> None:
+    def release_request(self, connection: MonitoredProtocol) -> None:
         """Count the bytes of a connection's requests no longer."""
         self.request_bytes -= connection.held
         connection.held = 0
 
-    def hold_reply(self, connection: LimitedProtocol, size: int) -> None:
+    def hold_reply(self, connection: MonitoredProtocol, size: int) -> None:
         """Count the bytes of a reply that wait to be sent. If there are too many, drop the slowest readers."""
         added, address = size - connection.unsent, connection.address
         connection.unsent = size
@@ -180,7 +184,7 @@ class Connections:
         if self.reply_bytes > self.limits.reply_bytes:
             self._drop_readers(connection, None)
 
-    def release_reply(self, connection: LimitedProtocol) -> None:
+    def release_reply(self, connection: MonitoredProtocol) -> None:
         """Count the bytes of a connection's replies no longer."""
         if connection.unsent:
             self.reply_bytes -= connection.unsent
@@ -189,7 +193,7 @@ class Connections:
                 del self._reply_bytes[connection.address]
             connection.unsent = 0
 
-    def _drop_readers(self, newest: LimitedProtocol, address: str | None) -> None:
+    def _drop_readers(self, newest: MonitoredProtocol, address: str | None) -> None:
         """Abort connections, of this address if given, in the order of their progress, but not the newest."""
         limit = self.limits.reply_bytes // (1 if address is None else 2)
         for connection in list(self._states[State.SENDING]):
@@ -212,7 +216,7 @@ class Connections:
         for connection in list(self._waiting()):
             connection.check()
 
-    def _waiting(self) -> Iterator[LimitedProtocol]:
+    def _waiting(self) -> Iterator[MonitoredProtocol]:
         for state in (State.RECEIVING, State.SENDING, State.LINGERING):
             yield from self._states[state]
         yield from self.half_closed
@@ -222,13 +226,13 @@ class Connections:
             yield connection
 
 
-def client_network(client: tuple[str, int] | None) -> str:
+def client_network(client: tuple[str, int] | str | None) -> str:
     """What counts as one client: an IPv4 address, or the IPv6 network of 64 bits that one host usually has.
 
     >>> client_network(("2001:db8::1", 80)), client_network(("::ffff:192.0.2.1", 80))
     ('2001:db8::/64', '192.0.2.1')
     """
-    if client is None:
+    if not isinstance(client, tuple):  # a Unix socket
         return ""
     if ":" not in client[0]:
         return client[0]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bertie.pipeline.chunk import READ_COUNTS as READ_COUNTS
-from bertie.serve.queue import Ticket
+from bertie.serve.tickets import Ticket
 
 if TYPE_CHECKING:
     from bertie.serve.registry import ServedModel
@@ -21,13 +20,18 @@ class RequestContext:
     ticket: Ticket
     model: str = ""  # the name of the model that answers
     read: dict[str, int] = field(default_factory=lambda: dict.fromkeys(READ_COUNTS, 0))
-    models: dict[str, ServedModel] = field(default_factory=dict)  # by name, in use until the request ends
-    stack: ExitStack = field(default_factory=ExitStack)  # which releases them
+    models: dict[str, ServedModel] = field(default_factory=dict)  # by name, in use until `release`
     # For the log:
     known_path: bool = False
     key: str | None = None
     error_code: str | None = None
     body: str | None = None
+
+    def release(self) -> None:
+        """Use the models no longer."""
+        for served in self.models.values():
+            served.release()
+        self.models.clear()
 
     def add_read(self, results: Iterable[Any]) -> None:
         """Add up how much of each text was read."""

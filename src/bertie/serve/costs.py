@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bertie.serve.queue import Ticket, TokenLimitExceeded
+from bertie.serve.tickets import Ticket, TokenLimitExceeded
 
 if TYPE_CHECKING:
     from bertie.text.tokenizer import Tokenizer

@@ -2,7 +2,8 @@
 
 A worker takes what is queued, up to the token budget, and runs the encoder once over it; then each task computes its
 head on its own part of the batch. A batch that fails is retried in halves, so that an error, or a lack of memory, is
-reported to the request that causes it and to no other. Workers never die.
+reported to the request that causes it and to no other. Workers never die. On a CPU, a small request that is alone runs
+on the event loop, without waking a worker.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from itertools import groupby
 from threading import Lock, Thread, current_thread, get_native_id
 from typing import Any
@@ -23,72 +24,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertie.errors import ConfigError, NotFoundError
+from bertie.errors import BertieWarning, ConfigError
 from bertie.nn.model import Model
 from bertie.pipeline.pipeline import NonFiniteError
-from bertie.serve.batch_budget import BudgetMeasurement, cores, is_out_of_memory, measure_budget
-from bertie.serve.queue import (
-    TURN,
-    WAIT,
-    Cancelled,
-    Closed,
-    Expired,
-    JobSlice,
-    Lane,
-    Queue,
-    QueuedJob,
-    Ticket,
-    current_ticket,
-)
-from bertie.tasks import registry
-from bertie.tasks.late_interaction import TokenVectorEncoder
-from bertie.tasks.sparse import SparseEmbedder
-from bertie.tasks.token_embeddings import TokenEmbedder
-from bertie.tasks.zero_shot import ZeroShot
+from bertie.serve.batch_budget import BudgetMeasurement, cores, is_out_of_memory, measure_budget, warm_up
+from bertie.serve.engine_load import EngineLoad
+from bertie.serve.engine_stats import BatchStats, EngineStats, task_name
+from bertie.serve.lanes import LONG_CHARACTERS, JobSlice, Lane, QueuedJob
+from bertie.serve.loop_runner import current_runner
+from bertie.serve.queue import WAIT, Queue
+from bertie.serve.tickets import Cancelled, Closed, Expired, Ticket, current_ticket
 from bertie.text.batch import Batch
 from bertie.text.encoding import Encodings
 
-LONG_CHARACTERS = 8 * TURN  # a text with more has more than one turn's tokens, but for rare exceptions
+ALONE_SECONDS = 0.01  # that a request which is alone may keep the event loop from others
 LONG_NICE = 5  # added to the niceness of the threads for long jobs: short ones come first where cores are short
-TASK_NAMES: dict[type, str] = {
-    ZeroShot: "zero-shot",
-    TokenEmbedder: "embed",
-    SparseEmbedder: "embed",
-    TokenVectorEncoder: "late-interaction",
-}
 
 Answer = tuple[QueuedJob, int, Any]  # a job, the index of one of its windows, and the window's output
-
-
-@dataclass(frozen=True, slots=True)
-class BatchStats:
-    """One batch, for metrics. Seconds are divided among tasks by tokens."""
-
-    windows: int
-    tokens: int
-    padding_avoided: int  # tokens that a padded batch would have had in addition
-    seconds: float
-    tasks: dict[str, tuple[int, float]]  # tokens and seconds by task
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Totals since the engine started, and the current state of the queue."""
-
-    requests: int = 0
-    refused: int = 0
-    failed: int = 0  # batches, or halves of them, that raised an error
-    batches: int = 0
-    windows: int = 0
-    tokens: int = 0
-    padding_avoided: int = 0
-    device_s: float = 0.0
-    task_tokens: dict[str, int] = field(default_factory=dict)
-    task_s: dict[str, float] = field(default_factory=dict)
-    waiting_tokens: int = 0
-    waiting_requests: int = 0
-    budget: int = 0
-    rate: float = 0.0  # recent throughput in tokens per second
 
 
 @dataclass(slots=True, eq=False)
@@ -169,8 +121,14 @@ class Engine:
         ]
         for thread in self._threads:
             thread.start()
+        self.warm = model.device.type != "cuda"
+        self._runs_alone = model.device.type == "cpu"
+        if not self.warm:
+            Thread(target=self._warm_up, name="bertie-warm-up", daemon=True).start()
 
     # --- for callers ---
+
+    version = 0  # of the weights: they never change
 
     def compute(
         self, task: Any, windows: Encodings, parameters: Sequence[Any] | None = None, *, ticket: Ticket | None = None
@@ -180,22 +138,45 @@ class Engine:
         The ticket is that of the context (`current_ticket`) by default. Raises `Refused`, `Expired`, `Cancelled`,
         `Closed`, or whatever the model raises for these windows.
         """
-        ticket = ticket or current_ticket.get() or Ticket()
+        ticket, runner = ticket or current_ticket.get() or Ticket(), current_runner()
+        job = self.make_job(ticket, task, windows, parameters, None if runner is None else runner.wake)
+        alone = runner is not None and self._runs_alone and self.queue.is_empty
+        self.put(job, notify=not alone)
+        if runner is not None:
+            if alone:
+                runner.soon(self._run_alone)
+            runner.wait(job, self._give_up)
+        elif not job.wait(None if ticket.deadline is None else ticket.deadline - self.queue.clock()):
+            self._give_up(job)
+        if job.error is not None:
+            raise job.error
+        return job.outputs
+
+    @staticmethod
+    def make_job(
+        ticket: Ticket,
+        task: Any,
+        windows: Encodings,
+        parameters: Sequence[Any] | None,
+        on_done: Callable[[QueuedJob], None] | None,
+    ) -> QueuedJob:
+        """A job for a task's outputs."""
         lengths, outputs = windows.lengths.tolist(), task.output_costs(windows, parameters)
         costs = None if outputs is None else [n + cost for n, cost in zip(lengths, outputs, strict=True)]
-        job = QueuedJob(ticket, task, lengths, windows, parameters, costs)
+        return QueuedJob(ticket, task, lengths, windows, parameters, costs, on_done)
+
+    def put(self, job: QueuedJob, *, notify: bool = True) -> None:
+        """Enqueue a job, or raise the error with which it is refused."""
+        job.ticket.queued = job.ticket.queued or time.perf_counter()
         try:
-            self.queue.put(job)
+            self.queue.put(job, notify=notify)
         except Exception:
             with self._lock:
                 self._stats.refused += 1
             raise
-        timeout = None if ticket.deadline is None else ticket.deadline - self.queue.clock()
-        if not job.wait(timeout):
-            self.queue.fail(job, Expired("the deadline passed during the forward pass"))
-        if job.error is not None:
-            raise job.error
-        return job.outputs
+
+    def _give_up(self, job: QueuedJob) -> None:
+        self.queue.fail(job, job.ticket.error())
 
     def admit(self, characters: int) -> AbstractContextManager[None]:
         """A context to tokenize texts of so many characters in. Long ones are refused if their job would be."""
@@ -203,12 +184,14 @@ class Engine:
 
     @contextmanager
     def _admit_long(self) -> Iterator[None]:
-        self.queue.check_long()
+        ticket = current_ticket.get()
+        owner = "" if ticket is None else ticket.owner
+        self.queue.check_long(owner)
         # One at a time: each of several would take its share of the interpreter from the short requests.
         while not self._long_text.acquire(timeout=0.1):
             self.check()
         try:
-            self.queue.check_long()
+            self.queue.check_long(owner)
             yield
         finally:
             self._long_text.release()
@@ -227,6 +210,23 @@ class Engine:
         stats.waiting_tokens, stats.waiting_requests = self.queue.waiting, len(self.queue)
         stats.budget, stats.rate = self.budget, self.queue.short.rate
         return stats
+
+    def load(self) -> EngineLoad:
+        """How busy it is."""
+        short, long = self.queue.short, self.queue.long
+        return EngineLoad(
+            self.queue.waiting,
+            len(self.queue),
+            self.budget,
+            short.rate,
+            self.queue.full_owners(short),
+            self.queue.full_owners(long),
+            self.warm,
+        )
+
+    def is_full(self, owner: str = "") -> bool:
+        """Whether any new job of an owner would be refused."""
+        return self.queue.is_full(owner)
 
     @property
     def ready(self) -> bool:
@@ -248,29 +248,50 @@ class Engine:
 
     # --- workers ---
 
+    def _warm_up(self) -> None:
+        """Run batches of common sizes in the background, so that the first requests need not wait for them."""
+        try:
+            for model in self.models:
+                warm_up(model)
+        except Exception as error:  # requests will tell
+            warnings.warn(f"the warm-up failed: {type(error).__name__}", BertieWarning, stacklevel=1)
+        self.warm = True
+
     def _work(self, model: Model, long: bool) -> None:
-        thread = current_thread()
-        torch.set_num_threads(max(1, cores() // self.workers))  # of this thread
+        share = max(1, cores() // self.workers)
+        torch.set_num_threads(share)  # of this thread
         if long and model.device.type == "cpu":
             _lower_priority()
         while slices := self.queue.take(self.budget, long=long):
-            self._running[thread] = slices
-            try:
-                start = time.perf_counter()
-                answers: list[Answer] = []
-                for windows in _shared_passes(slices):
-                    answers += self._forward(model, windows)
-                stats = self._count(slices, start, self.queue.long if long else self.queue.short)
-                self.queue.answer(answers)
-                if self.on_batch is not None:
-                    with suppress(Exception):  # a failing observer must not fail the requests
-                        self.on_batch(stats)
-            except BaseException as error:  # whatever it is: it is reported to the requests, and the worker continues
-                for part in slices:
-                    self.queue.fail(part.job, error)
-            self.queue.finish(long=long)
-            # Nothing is kept alive while it waits for the next batch.
-            self._running[thread], slices, answers, windows = [], [], [], []
+            if model.device.type == "cpu":  # a batch alone gets all cores: the latency of a single request
+                torch.set_num_threads(cores() if self.queue.is_idle else share)
+            self._run(model, slices, long)
+            slices = []  # nothing is kept alive while it waits for the next batch
+
+    def _run_alone(self) -> None:
+        """Run the only waiting job in this thread, the event loop's, if it is small: two threads need not be woken."""
+        if slices := self.queue.take_alone(ALONE_SECONDS * self.queue.short.rate):
+            self._run(self.model, slices, long=False)
+
+    def _run(self, model: Model, slices: list[JobSlice], long: bool) -> None:
+        """Run a batch; whatever happens is reported to its requests."""
+        thread = current_thread()
+        self._running[thread] = slices
+        try:
+            start = time.perf_counter()
+            answers: list[Answer] = []
+            for windows in _shared_passes(slices):
+                answers += self._forward(model, windows)
+            stats = self._count(slices, start, self.queue.long if long else self.queue.short)
+            self.queue.answer(answers)
+            if self.on_batch is not None:
+                with suppress(Exception):  # a failing observer must not fail the requests
+                    self.on_batch(stats)
+        except BaseException as error:
+            for part in slices:
+                self.queue.fail(part.job, error)
+        self.queue.finish(long=long)
+        self._running[thread] = []
 
     @torch.inference_mode()
     def _forward(self, model: Model, windows: list[_QueuedWindow]) -> list[Answer]:
@@ -360,18 +381,6 @@ def _lower_priority() -> None:
             os.setpriority(os.PRIO_PROCESS, get_native_id(), os.nice(0) + LONG_NICE)
 
 
-@cache
-def task_name(task: Any) -> str:
-    """The name of a task's class in metrics."""
-    for kind in task.__mro__:
-        if kind in TASK_NAMES:
-            return TASK_NAMES[kind]
-    try:
-        return registry.row_of_class(task).name
-    except NotFoundError:
-        return "other"
-
-
 def _shared_passes(slices: Sequence[JobSlice]) -> Iterator[list[_QueuedWindow]]:
     """Windows grouped by forward pass. Within one, a task's windows are adjacent, sorted by length."""
     windows: list[tuple[tuple[str, int, int], _QueuedWindow]] = []
@@ -424,9 +433,9 @@ def _tokens(batch: Batch, first: int, last: int) -> slice:
 
 def _non_finite(hidden: Tensor, batch: Batch) -> list[int]:
     """The texts whose hidden states are not all finite."""
-    finite = hidden.isfinite()
-    if bool(finite.all()):
+    if bool(hidden.sum().isfinite()):  # of a sum that is, all are: one pass over them instead of three
         return []
+    finite = hidden.isfinite()
     return sorted({int(b) for b in batch.text_of_token()[~finite.all(-1)]})
 
 

@@ -20,12 +20,16 @@ _SCALARS = {int, float, bool, type(None)}
 _FIELDS: dict[Any, tuple[str, ...]] = {}  # of dataclasses
 
 
-def dump_json(value: Any, check: Callable[[], None] = lambda: None) -> bytes:
+def dump_json(value: Any, check: Callable[[], None] = lambda: None, size: int | None = None) -> bytes:
     """Serialize a reply as `orjson.dumps` does, arrays included. `check` is called before each slice, and may raise.
+
+    `size`: the number of values inside, if it is known.
 
     >>> dump_json({"results": [1, 2.5, None], "name": "x"})
     b'{"results":[1,2.5,null],"name":"x"}'
     """
+    if size is not None and size <= SLICE:
+        return _dumps(value)
     parts: list[bytes] = []
     for part in _pieces(value):
         check()

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from bertie.serve.api_errors import ApiError
-
-# Keys in the ASGI scope:
-ON_DISCONNECT = "bertie.on_disconnect"  # what to call when the client disconnects
-FAILURE = "bertie.failure"  # the error with which the connection refuses a request whose body is being read
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,37 +15,8 @@ class Limits:
     body: int = 8 * 1024 * 1024  # bytes
     items: int = 1024  # texts, pairs, questions
     tokens: int = 1_000_000  # that a model reads, over all windows
-    requests: int = 512  # in flight at a time, each with its own thread
+    requests: int = 512  # in flight at a time
     reply: int = 64 * 1024 * 1024  # bytes
-
-
-async def read_body(scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], limits: Limits) -> bytes:
-    """Read a request body, and refuse it as soon as it is known to be too large."""
-    declared = get_header(scope, b"content-length")
-    if declared is not None and declared.isdigit() and int(declared) > limits.body:
-        raise _too_large(limits)
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if FAILURE in scope:
-            raise scope[FAILURE]
-        if message["type"] == "http.disconnect":
-            raise ApiError("cancelled", "the client has disconnected")
-        parts.append(bytes(message.get("body", b"")))
-        size += len(parts[-1])
-        if size > limits.body:
-            raise _too_large(limits)
-        if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def get_header(scope: dict[str, Any], name: bytes) -> bytes | None:
-    """The last header with this lower-case name."""
-    last = None
-    for key, value in scope["headers"]:
-        if key == name:
-            last = value
-    return last
 
 
 def check_head(version: str, url: Any, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
@@ -78,5 +44,21 @@ def check_head(version: str, url: Any, headers: list[tuple[bytes, bytes]]) -> Ap
     return None
 
 
-def _too_large(limits: Limits) -> ApiError:
-    return ApiError("too_large", f"the body may have at most {limits.body:,} bytes")
+def body_too_large(limit: int) -> ApiError:
+    """The error for a body of more bytes."""
+    return ApiError("too_large", f"the body may have at most {limit:,} bytes")
+
+
+def request_seconds(header: bytes | None, most: float) -> float:
+    """Seconds that a request may take: the client's X-Request-Timeout, at most what the server allows.
+
+    >>> request_seconds(b"2.5", 30.0), request_seconds(b"60", 30.0), request_seconds(None, 30.0)
+    (2.5, 30.0, 30.0)
+    """
+    try:
+        seconds = most if header is None else float(header)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ApiError("invalid", "X-Request-Timeout must be a number of seconds above 0")
+    return min(seconds, most)

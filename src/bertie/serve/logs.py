@@ -10,7 +10,6 @@ write then blocks as soon as the pipe is full. So a thread writes, and the serve
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import select
 import time
@@ -24,6 +23,8 @@ from typing import Any, TextIO
 import orjson
 
 STANDARD_ERROR = 2  # descriptor
+DELAY = 0.01  # seconds for which lines are collected: waking the thread for each line costs more than writing it
+MAX_WRITE = 4096  # bytes at a time, or one line: so much is atomic in a pipe, and lines of processes do not interleave
 MAX_PENDING = 4 * 1024 * 1024  # bytes that wait to be written; beyond it, lines are dropped and counted
 
 
@@ -43,6 +44,7 @@ class LogWriter:
         self._pending = 0  # bytes, of these and of those that are being written
         self._dropped = 0  # lines
         self._changed = Condition()
+        self._waiting = False  # whether the thread waits for lines
         self._thread: Thread | None = None
 
     def write(self, line: str) -> None:
@@ -58,7 +60,9 @@ class LogWriter:
                 self._thread = Thread(target=self._run, name="bertie-log", daemon=True)
                 self._thread.start()
                 atexit.register(self.flush)
-            self._changed.notify_all()
+            if self._waiting:
+                self._waiting = False
+                self._changed.notify_all()
 
     def flush(self, seconds: float = 1.0) -> bool:
         """Wait until everything is written, but not for long; return whether it is."""
@@ -68,19 +72,30 @@ class LogWriter:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._lines or self._dropped)
-                if not self._lines:
-                    self._lines.append(
-                        _format_line(time.time(), "log lines dropped", {"lines": self._dropped}).encode()
-                    )
-                    self._pending, self._dropped = self._pending + len(self._lines[0]), 0
-                data = self._lines.popleft()  # one write per line, so that those of several workers do not interleave
-                size = len(data)
-            with suppress(OSError):  # a closed log must not stop the server
-                self._write_all(data)
-            with self._changed:
-                self._pending -= size
-                self._changed.notify_all()
+                if not (self._lines or self._dropped):
+                    self._waiting = True
+                    self._changed.wait_for(lambda: self._lines or self._dropped)
+            time.sleep(DELAY)
+            while data := self._take():
+                with suppress(OSError):  # a closed log must not stop the server
+                    self._write_all(data)
+                with self._changed:
+                    self._pending -= len(data)
+                    self._changed.notify_all()
+
+    def _take(self) -> bytes:
+        """The next lines; none if all are written."""
+        with self._changed:
+            if not self._lines and self._dropped:
+                line = _format_line(time.time(), "log lines dropped", {"lines": self._dropped}).encode()
+                self._lines.append(line)
+                self._pending, self._dropped = self._pending + len(line), 0
+            lines: list[bytes] = []
+            size = 0
+            while self._lines and (not lines or size + len(self._lines[0]) <= MAX_WRITE):
+                lines.append(self._lines.popleft())
+                size += len(lines[-1])
+            return b"".join(lines)
 
     def _write_all(self, data: bytes) -> None:
         while data:
@@ -128,18 +143,3 @@ class Log:
         at = f"{own_frames[-1].name}:{own_frames[-1].lineno}" if own_frames else None
         stack = "".join(traceback.format_exception(error)) if self._traces else None
         self(event, error=type(error).__name__, at=at, stack=stack, **fields)
-
-
-class LogHandler(logging.Handler):
-    """Write uvicorn's own messages in the same format."""
-
-    def __init__(self, log: Log) -> None:
-        super().__init__(logging.INFO)
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a log record."""
-        if record.exc_info and record.exc_info[1] is not None:
-            self._log.error("server", record.exc_info[1], level=record.levelname)
-        elif record.levelno >= logging.WARNING:
-            self._log("server", level=record.levelname, message=record.getMessage())

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 if TYPE_CHECKING:
-    from bertie.serve.engine import BatchStats
+    from bertie.serve.embedding_cache import EmbeddingCache
+    from bertie.serve.engine_stats import BatchStats
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TOKENS = (16.0, 64.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0)
@@ -72,6 +73,9 @@ class Metrics:
         self.in_flight = Metric("gauge", "Requests in flight.")
         self.waiting = Metric("gauge", "Tokens waiting for a batch.", ("model",))
         self.budget = Metric("gauge", "Token budget of a batch, as measured at startup.", ("model",))
+        self.cache_hits = Metric("counter", "Windows whose embedding was found in the cache.")
+        self.cache_misses = Metric("counter", "Windows whose embedding was not found in the cache.")
+        self.cache_bytes = Metric("gauge", "Bytes in the cache of embeddings.")
         self.memory = Metric("gauge", "Resident memory in bytes.")
         self.connections = Metric("gauge", "Open connections.")
         self.connection_bytes = Metric("gauge", "Bytes of requests received and of replies not sent.", ("direction",))
@@ -89,6 +93,9 @@ class Metrics:
             "bertie_requests_in_flight": self.in_flight,
             "bertie_queue_tokens": self.waiting,
             "bertie_batch_budget_tokens": self.budget,
+            "bertie_cache_hits_total": self.cache_hits,
+            "bertie_cache_misses_total": self.cache_misses,
+            "bertie_cache_bytes": self.cache_bytes,
             "bertie_connections": self.connections,
             "bertie_connection_bytes": self.connection_bytes,
             "bertie_connections_dropped_total": self.dropped,
@@ -105,6 +112,12 @@ class Metrics:
         for task, (tokens, seconds) in batch.tasks.items():
             self.tokens.add(tokens, task)
             self.device_seconds.add(seconds, task)
+
+    def count_cache(self, cache: EmbeddingCache) -> None:
+        """Show what a cache has counted."""
+        self.cache_hits.set(cache.hits)
+        self.cache_misses.set(cache.misses)
+        self.cache_bytes.set(cache.bytes)
 
     def add_collector(self, collect: Callable[[], None]) -> None:
         """Call a function that updates gauges before each scrape."""

@@ -25,7 +25,7 @@ STATUSES = {
     405: "The method is not allowed",
     408: "The headers or the body arrived too slowly",
     413: "Too large: the body, the number of items, their tokens or the reply",
-    415: "The body was not sent as application/json",
+    415: "The body was not sent as application/json, or has an unknown Content-Encoding",
     422: "A field is invalid",
     424: "The model does not support this, or failed",
     429: "Overloaded, or the key's rate limit is reached; see Retry-After",

@@ -1,65 +1,61 @@
 """HTTP/1.1 over one connection, with limits on what a client may send, and how slowly it may send and read.
 
-uvicorn's protocol parses requests and runs the application. It limits neither headers nor the time
-that a client takes, closes a connection with unread data so that the client may lose its reply,
-takes a half-closed connection for a closed one, and parses any number of pipelined requests ahead.
-`LimitedProtocol` does none of that.
+httptools parses; the application is called when the headers of a request have arrived, and again
+with its body. There is no ASGI server in between: none limits the headers or the time that a client
+takes, and the messages, tasks and events of that interface would cost a request more than the
+parsing. A connection with unread data is not closed before the client can read its reply, a
+half-closed one is not taken for a closed one, and few pipelined requests are parsed ahead.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
-from typing import Any
+from collections import deque
 from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from bertie.serve.api_errors import ApiError, error_app, error_response
-from bertie.serve.connections import Connections, State, client_network, received_bytes, reset, unread_bytes
-from bertie.serve.limits import FAILURE, ON_DISCONNECT, check_head
+from bertie.serve.api_errors import ApiError, error_response
+from bertie.serve.connection_progress import PROBE, MonitoredProtocol
+from bertie.serve.connections import Connections, State, client_network, received_bytes
+from bertie.serve.exchange import Application, Exchange
+from bertie.serve.limits import body_too_large, check_head
 
+HIGH_WATER = 64 * 1024  # bytes of pipelined requests after which nothing more is read
 HEAD_SLICE = 1024  # bytes of headers to parse at a time; bounds the pipelined requests that are parsed ahead
 CHUNK_SLICE = 4096  # of a chunked body
 CHUNK_OVERHEAD = 64 * 1024  # bytes by which chunk sizes, extensions and trailers may exceed the body
 LINGER_BYTES = 64 * 1024 * 1024  # to discard after a refusal, so that the client reads it
-PROBE = b"HTTP/1.1 "  # sent ahead of a reply to see whether a half-closed client is still there
-PROBE_SECONDS = 0.3
 
 
-class LimitedProtocol(HttpToolsProtocol):
+class HttpProtocol(MonitoredProtocol):
     """One connection."""
 
-    def __init__(self, *, connections: Connections, **options: Any) -> None:
-        super().__init__(**options)
-        self._connections, self._limits = connections, connections.limits
-        self.address = ""
-        self.state = State.RECEIVING
-        self.mark = 0.0  # time of the last progress
-        self.counted = False
-        self.held = 0  # bytes of requests
-        self.unsent = 0  # bytes of replies
-        self._began = 0.0  # time when the headers, the body or the reply began
-        self._active: RequestResponseCycle | None = None  # the latest request that was started
-        self._in_message = self._in_headers = False  # part of a request has arrived
-        self._phase_began = False  # since the last call of `_update`
+    def __init__(self, app: Application, connections: Connections) -> None:
+        super().__init__(connections)
+        self._app = app
+        self._parser = httptools.HttpRequestParser(self)
+        # What follows a request with "Connection: close" is ignored, and not an error of that request.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._busy = False  # parsing or starting requests: a reply that comes meanwhile continues nothing
+        self._url, self._headers = b"", list[tuple[bytes, bytes]]()
+        self._latest: Exchange | None = None  # the latest request whose headers have arrived
+        self._pipeline: deque[tuple[Exchange, ApiError | None]] = deque()  # not started; with the error to answer
         self._head_bytes = self._body_bytes = self._raw_bytes = 0  # of the request that arrives
         self._declared: int | None = None  # its Content-Length
-        self._progress = 0  # bytes received since `mark`; while sending: bytes unread at `mark`
+        self._expects_continue = False
         self._unparsed = b""  # received while an earlier request is being answered
         self._refusal: ApiError | None = None  # why parsing was stopped
         self._keep_alive = True
-        self._failed = self._eof = self._probed = self._last = False
+        self._last = False
         self._discarded = 0  # bytes
 
     # --- the connection ---
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection; a client that connects must send a request."""
-        super().connection_made(transport)
-        self.address = client_network(self.client)
+        self.transport = transport  # type: ignore[assignment]  # of a stream
+        self.address = client_network(transport.get_extra_info("peername"))
         self._began = self._connections.now
         if self._connections.admit(self):
             self._connections.move(self, State.RECEIVING)
@@ -70,21 +66,15 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the work for this client."""
         self._connections.remove(self)
-        cycles = [cycle for cycle, _ in self.pipeline]
+        exchanges = [exchange for exchange, _ in self._pipeline]
         if self._active is not None:
-            cycles.append(self._active)
-        for cycle in cycles:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
-                on_disconnect = cycle.scope.get(ON_DISCONNECT)
-                if on_disconnect is not None:
-                    on_disconnect()  # type: ignore[operator]
-        self.pipeline.clear()
+            exchanges.append(self._active)
+        for exchange in exchanges:
+            exchange.disconnect()
+        self._pipeline.clear()
         self._unparsed = b""
-        super().connection_lost(exc)
 
-    def eof_received(self) -> bool:  # type: ignore[override]
+    def eof_received(self) -> bool:
         """Keep a half-closed connection open until its complete requests are answered."""
         self._eof = True
         if self.state is State.LINGERING or not self._is_blocked():
@@ -96,107 +86,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Close the connection, after the reply if a request is being answered or has begun to arrive."""
         self._last = True
-        if self._active is not None and not self._active.response_complete:
+        if self._active is not None and not self._active.replied:
             self._active.keep_alive = self._keep_alive = False
         elif not self._in_message and not received_bytes(self.transport):
             self.transport.close()
-
-    def abort(self, reason: str) -> None:
-        """Close the connection at once, and discard what the client has not read, in the kernel as well."""
-        self._connections.dropped[reason] += 1
-        reset(self.transport)
-        self._connections.remove(self)
-
-    def evict(self, reason: str) -> None:
-        """Close the connection in favour of others."""
-        if self.state is State.SENDING:
-            self.abort(reason)
-        elif self.state is State.IDLE:
-            self._connections.dropped[reason] += 1
-            self.transport.close()
-        else:
-            self.drop(reason, "the request arrived too slowly for a server without free connections")
-
-    def drop(self, reason: str, message: str, code: str = "request_timeout") -> None:
-        """Refuse a request that has not arrived completely."""
-        self._connections.dropped[reason] += 1
-        self._refuse(ApiError(code, message, retry_after=1.0))
-
-    def check(self) -> None:
-        """Drop the connection if its client is too slow; called several times a second."""
-        limits, now = self._limits, self._connections.now
-        if self.transport.is_closing() and not self.transport.get_write_buffer_size():
-            return
-        self._update()
-        stalled = now - self.mark >= limits.grace_seconds
-        if self.state is State.SENDING:
-            size = unread_bytes(self.transport)
-            if size > self._progress or self._progress - size >= limits.quantum:
-                self._progress = size
-                self._connections.move(self, State.SENDING)
-            elif stalled or now - self._began >= limits.write_seconds:
-                self.abort("write_timeout")
-        elif self.state is State.RECEIVING and not self._failed:
-            self._check_receiving(stalled, now - self._began)
-        elif self.state is State.LINGERING:
-            if stalled or now - self._began >= limits.read_seconds:
-                self.transport.abort()
-        elif self.state is State.IDLE:
-            if now - self.mark >= limits.idle_seconds:
-                self.abort("write_timeout") if unread_bytes(self.transport) else self.transport.close()
-        elif self._eof:
-            self._probe()
-
-    def _check_receiving(self, stalled: bool, seconds: float) -> None:
-        limits = self._limits
-        if self.flow.read_paused:  # by the server
-            self._connections.move(self, State.RECEIVING)
-        elif not self._in_message or self._in_headers:
-            if seconds >= limits.header_seconds or (stalled and self._in_message):
-                self.drop("header_timeout", f"no headers arrived within {limits.header_seconds:g} seconds")
-        elif seconds >= limits.read_seconds:
-            self.drop("read_timeout", f"the body did not arrive within {limits.read_seconds:g} seconds")
-        elif stalled:
-            self.drop("read_timeout", f"the body arrived at less than {limits.min_rate:,} bytes per second")
-
-    def _probe(self) -> None:
-        """Find out whether a half-closed client is gone: its kernel then resets the connection when a reply begins."""
-        cycle = self._active
-        if cycle is None or cycle.response_started:
-            return
-        if not self._probed and self._connections.now - self._began >= PROBE_SECONDS:
-            self.transport.write(PROBE)
-            self._probed = True
-        raw = self.transport.get_extra_info("socket")
-        if self._probed and raw is not None and raw.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.transport.abort()
-
-    def _update(self) -> None:
-        """Note the state of the connection after an event."""
-        if self.state is State.LINGERING:
-            return
-        connections, active = self._connections, self._active
-        unsent = self.transport.get_write_buffer_size()
-        if not unsent and self.unsent:
-            connections.release_reply(self)
-        if active is not None and not active.response_complete and not self.flow.write_paused:
-            state = State.RECEIVING if active.more_body else State.BUSY
-        elif unsent:
-            state = State.SENDING
-        elif self._in_message or active is None:
-            state = State.RECEIVING
-        else:
-            state = State.IDLE
-        if state is not self.state:
-            self._progress = 0
-            if state is State.SENDING:
-                self._began = connections.now
-            connections.move(self, state)
-        if state is State.RECEIVING and (self._phase_began or self._progress >= self._limits.quantum):
-            if self._phase_began:
-                self._began = connections.now
-            self._phase_began, self._progress = False, 0
-            connections.move(self, state)
 
     # --- receiving ---
 
@@ -210,19 +103,21 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self._unparsed or self._is_blocked():
             self._unparsed += data
-            if len(self._unparsed) > HIGH_WATER_LIMIT:
-                self.flow.pause_reading()
+            if len(self._unparsed) > HIGH_WATER:
+                self._pause_reading()
             self._connections.hold_request(self, len(data))
             return
+        self._busy = True
         self._parse(data)
-        self._update()
+        self._busy = False
+        self._proceed()
 
     def _is_blocked(self) -> bool:
         """Whether earlier requests must be answered, and their replies read, before another one is parsed."""
         active = self._active
-        if active is not None and not active.response_complete and (active is not self.cycle or not active.more_body):
+        if active is not None and not active.replied and (active is not self._latest or not active.more_body):
             return True
-        return bool(self.pipeline) or self.flow.write_paused or self._failed
+        return bool(self._pipeline) or self._write_paused or self._failed
 
     def _parse(self, data: bytes) -> None:
         at, size = 0, len(data)
@@ -244,10 +139,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def _feed(self, data: bytes) -> bool:
         """Parse a slice; return whether the next one may follow."""
         try:
-            self.parser.feed_data(data)
+            self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:  # the request is answered as if it did not ask for another protocol
-            self.cycle.keep_alive = self._keep_alive = False
+            self._keep_alive = False
             self._failed = True  # what follows cannot be parsed
+            if self._latest is not None and self._latest.replied:
+                self.close()
+            elif self._latest is not None:
+                self._latest.keep_alive = False
             return False
         except httptools.HttpParserError:
             self._refuse(self._refusal or ApiError("invalid_http", "the request is not valid HTTP/1.1"))
@@ -262,7 +161,7 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self._in_message:
             if self._declared is None and self._raw_bytes > 2 * self._body_bytes + CHUNK_OVERHEAD:
                 self._refuse(ApiError("invalid_http", "the chunked encoding takes more bytes than the body"))
-            elif self.cycle.response_complete and self._body_bytes > LINGER_BYTES:
+            elif self._latest is not None and self._latest.replied and self._body_bytes > LINGER_BYTES:
                 self.close()
                 return False
         return not self._failed
@@ -278,10 +177,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Begin to count."""
-        super().on_message_begin()
+        self._url, self._headers, self._expects_continue = b"", [], False
         self._in_message = self._in_headers = self._phase_began = True
         self._head_bytes = self._body_bytes = self._raw_bytes = 0
         self._declared = None
+
+    def on_url(self, url: bytes) -> None:
+        """Add a part of the URL."""
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a header. Trailers are ignored."""
@@ -289,80 +192,75 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         name = name.lower()
         self._head_bytes += len(name) + len(value) + 4
-        self.headers.append((name, value))
-        if self._head_bytes > self._limits.header_bytes or len(self.headers) > self._limits.headers:
+        self._headers.append((name, value))
+        if self._head_bytes > self._limits.header_bytes or len(self._headers) > self._limits.headers:
             self._stop_parsing(self._headers_too_large())
         if name == b"content-length" and value.isdigit():
             self._declared = int(value)
         elif name == b"expect":
-            self.expect_100_continue = value.lower() == b"100-continue"
+            self._expects_continue = value.lower() == b"100-continue"
 
     def on_headers_complete(self) -> None:
-        """Run the application, which may refuse a request before its body has arrived."""
-        self._head_bytes += len(self.url)
-        version = self.parser.get_http_version()
+        """Call the application, which may answer a request before its body has arrived."""
+        self._head_bytes += len(self._url)
+        version = self._parser.get_http_version()
         if self._head_bytes > self._limits.header_bytes:
             self._stop_parsing(self._headers_too_large())
-        url = httptools.parse_url(self.url)
-        if error := check_head(version, url, self.headers):
+        url = httptools.parse_url(self._url)
+        if error := check_head(version, url, self._headers):
             self._stop_parsing(error)
         path = (url.path or b"/").decode("ascii")
-        scope = self.scope
-        scope["method"], scope["http_version"] = self.parser.get_method().decode("ascii"), version
-        scope["raw_path"], scope["query_string"] = path.encode(), url.query or b""
-        scope["path"] = unquote(path) if "%" in path else path
-        self._keep_alive = version == "1.1" and self.parser.should_keep_alive() and not self._last
-        self.cycle = self._new_cycle()
-        self._in_headers, self._phase_began = False, True
-        if self._active is None or (self._active.response_complete and not self.flow.write_paused):
-            self._start(self.cycle, self.app)
-        else:
-            self.pipeline.appendleft((self.cycle, self.app))
-
-    def _new_cycle(self) -> RequestResponseCycle:
-        return RequestResponseCycle(
-            scope=self.scope,
-            transport=self,  # type: ignore[arg-type]  # for `write` and `close`
-            flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=False,
-            default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue,
+        self._keep_alive = version == "1.1" and self._parser.should_keep_alive() and not self._last
+        exchange = self._latest = Exchange(
+            self,
+            self._parser.get_method().decode("ascii"),
+            unquote(path) if "%" in path else path,
+            dict(self._headers),
+            client=self.address,
             # A client that is refused instead of being told to continue may or may not send its body.
-            keep_alive=self._keep_alive and not self.expect_100_continue,
-            on_response=self.on_response_complete,
+            keep_alive=self._keep_alive and not self._expects_continue,
+            expects_continue=self._expects_continue,
         )
+        self._in_headers, self._phase_began = False, True
+        if self._active is None or (self._active.replied and not self._write_paused):
+            self._start(exchange)
+        else:
+            self._pipeline.append((exchange, None))
 
-    def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._active = cycle
-        task = self.loop.create_task(cycle.run_asgi(app))
-        task.add_done_callback(self.tasks.discard)
-        self.tasks.add(task)
+    def _start(self, exchange: Exchange, error: ApiError | None = None) -> None:
+        """Begin to answer a request."""
+        self._active = exchange
+        if error is not None:
+            self._app.refuse(exchange, error)
+            return
+        self._app.begin(exchange)
+        if not exchange.replied and not exchange.more_body:
+            self._app.complete(exchange)
 
     def on_body(self, body: bytes) -> None:
-        """Pass a part of the body on, unless the request has already been answered."""
+        """Keep a part of the body, unless the request has already been answered."""
         self._body_bytes += len(body)
         self._progress += len(body)
-        cycle = self.cycle
-        if cycle.response_complete or self._failed:
+        exchange = self._latest
+        if exchange is None or exchange.replied or self._failed:
             return
-        cycle.body += body
-        if len(cycle.body) > HIGH_WATER_LIMIT:
-            self.flow.pause_reading()
-        cycle.message_event.set()
+        exchange.body += body
         self._connections.hold_request(self, len(body))
+        if len(exchange.body) > exchange.max_body and not exchange.replied:
+            self._app.refuse(exchange, body_too_large(exchange.max_body))
 
     def on_message_complete(self) -> None:
         """The whole request is there."""
         self._in_message = False
-        cycle = self.cycle
-        if self.expect_100_continue and not cycle.response_started:
-            cycle.keep_alive = self._keep_alive
-        if not cycle.response_complete:
-            cycle.more_body = False
-            cycle.message_event.set()
+        exchange = self._latest
+        if exchange is None:
+            return
+        if self._expects_continue and not exchange.replied:
+            exchange.keep_alive = self._keep_alive
+        if not exchange.replied:
+            exchange.more_body = False
+            if exchange is self._active:
+                self._app.complete(exchange)
 
     # --- replying ---
 
@@ -372,32 +270,32 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._failed = True
         active = self._active
-        running = active is not None and not active.response_complete
-        if running and active is self.cycle and active.more_body:  # the application is reading the body
-            active.scope[FAILURE] = error  # type: ignore[literal-required]
+        if active is not None and active.replied:
+            active = None
+        if active is not None and active is self._latest and active.more_body:  # the application waits for its body
             active.keep_alive = False
-            active.message_event.set()
-        elif running or self.pipeline:
-            self._keep_alive = self.expect_100_continue = False
-            self.scope["method"] = "GET"  # which may not have arrived
-            self.pipeline.appendleft((self._new_cycle(), error_app(error)))
+            self._app.refuse(active, error)
+        elif active is not None or self._pipeline:
+            self._keep_alive = self._expects_continue = False
+            exchange = Exchange(self, "GET", "", {}, client=self.address, keep_alive=False)  # which may not be known
+            self._pipeline.append((exchange, error))
         else:
             if self._in_headers or not self._in_message:  # otherwise this is the rest of a request that was answered
                 self.write(error_response(error))
             self.close()
 
     def write(self, data: bytes) -> None:
-        """Write a part of a reply; called by the request's cycle."""
+        """Write a part of a reply; called by the exchange."""
         if self._probed:
             data, self._probed = data.removeprefix(PROBE), False
         self.transport.write(data)
 
     def is_closing(self) -> bool:
-        """Whether nothing more can be written; called by the request's cycle."""
+        """Whether nothing more can be written; called by the exchange."""
         return self.state is State.LINGERING or self.transport.is_closing()
 
     def close(self) -> None:
-        """Close the connection after a reply; called by the request's cycle.
+        """Close the connection after a reply; called by the exchange.
 
         Closing a socket with unread data resets the connection, and the client may lose the reply.
         So the write side is closed, and what the client still sends is discarded for a while.
@@ -410,37 +308,60 @@ class LimitedProtocol(HttpToolsProtocol):
         self._connections.move(self, State.LINGERING)
         self._connections.release_request(self)
         self._began, self._unparsed = self._connections.now, b""
-        self.flow.resume_reading()
+        self._resume_reading()
         self.transport.write_eof()
 
-    def on_response_complete(self) -> None:
-        """Go on with the next request, if there is one."""
-        self.server_state.total_requests += 1
-        if not self.pipeline:
+    def on_reply(self) -> None:
+        """Continue with the next request, if there is one; called by the exchange."""
+        if not self._pipeline:
             self._connections.release_request(self)
         if self.state is State.LINGERING:
             return
         if size := self.transport.get_write_buffer_size():
             self._connections.hold_reply(self, size)
             self._progress = 0
-        self._proceed()
-
-    def resume_writing(self) -> None:
-        """Go on with the next request after the client has read its reply."""
-        super().resume_writing()
-        if self._active is not None and self._active.response_complete:
+        if not self._busy:
             self._proceed()
 
+    def pause_writing(self) -> None:
+        """The client reads its replies slowly; called by the transport."""
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        """Continue with the next request after the client has read its reply; called by the transport."""
+        self._write_paused = False
+        if self._active is not None and self._active.replied and not self._busy:
+            self._proceed()
+
+    def _pause_reading(self) -> None:
+        if not self._read_paused:
+            self._read_paused = True
+            self.transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._read_paused:
+            self._read_paused = False
+            self.transport.resume_reading()
+
     def _proceed(self) -> None:
-        if not self.transport.is_closing():
-            if self.flow.write_paused:
-                self.flow.pause_reading()
-            elif self.pipeline:
-                self._start(*self.pipeline.pop())
-            elif self._unparsed:
+        """Start and parse what has arrived, as far as no earlier request must be answered before."""
+        self._busy = True
+        while self._can_proceed():
+            if self._pipeline:
+                self._start(*self._pipeline.popleft())
+            else:
                 data, self._unparsed = self._unparsed, b""
                 self._connections.release_request(self)
                 self._parse(data)
-            if not self._is_blocked():
-                self.transport.close() if self._eof else self.flow.resume_reading()
+        self._busy = False
+        if not self.transport.is_closing() and self.state is not State.LINGERING:
+            if self._write_paused:
+                self._pause_reading()
+            elif not self._is_blocked():
+                self.transport.close() if self._eof else self._resume_reading()
         self._update()
+
+    def _can_proceed(self) -> bool:
+        if self.is_closing() or self._write_paused or (self._active is not None and not self._active.replied):
+            return False
+        return bool(self._pipeline) or bool(self._unparsed and not self._failed)

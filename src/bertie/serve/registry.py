@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,10 +13,14 @@ from typing import Any, TypeVar
 import torch
 
 from bertie.checkpoints.checkpoint import Checkpoint, default_device
-from bertie.checkpoints.hub import default_model, is_local_folder, to_string
+from bertie.checkpoints.hub import default_model, is_local_folder, resolve, to_string
 from bertie.config import PAIR_LABELS, Precision
 from bertie.errors import BertieError, ConfigError, InputError, NotFoundError
-from bertie.serve.engine import BatchStats, Engine, EngineStats
+from bertie.serve.embedding_cache import EmbeddingCache, ModelCache
+from bertie.serve.engine import Engine
+from bertie.serve.engine_client import EngineClient, RemoteEngine
+from bertie.serve.engine_load import EngineLoad
+from bertie.serve.engine_stats import BatchStats
 from bertie.tasks import (
     Classifier,
     Embedder,
@@ -40,8 +45,17 @@ class ServedModel:
     ...     served.task(Tagger).tag(["Ada Lovelace was born in London."])
     """
 
-    def __init__(self, name: str, checkpoint: Checkpoint, engine: Engine) -> None:
+    def __init__(
+        self,
+        name: str,
+        checkpoint: Checkpoint,
+        engine: Engine | RemoteEngine,
+        cache: EmbeddingCache | None = None,
+        version: str = "",
+    ) -> None:
+        self._cache = None if cache is None else ModelCache(cache, engine)
         self.name, self.checkpoint, self.engine = name, checkpoint, engine
+        self.version = version  # of its files
         self.started = time.time()
         self._variants: dict[Any, Any] = {}
         self._lock = Lock()
@@ -78,21 +92,44 @@ class ServedModel:
             if task is None:
                 task = kind(self.checkpoint, **options)
                 task.pipeline.executor = self.engine
+                if self._cache is not None and kind is Embedder:  # whose outputs are one row per window
+                    task.pipeline.executor = self._cache.executor(key)
                 if len(self._variants) >= VARIANTS:
                     self._variants.clear()
                 self._variants[key] = task
             return task
 
-    @contextmanager
-    def use(self) -> Iterator[ServedModel]:
-        """Keep the engine open during a request, even if the model is replaced meanwhile."""
+    def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Call a function with the checkpoint, where its weights are."""
+        if isinstance(self.engine, RemoteEngine):
+            return self.engine.call(function, *args, **options)
+        return function(self.checkpoint, *args, **options)
+
+    @torch.inference_mode()
+    def describe(self) -> dict[str, Any]:
+        """How the model runs: its precision, its resolved dispatch table, and whether CUDA graphs are replayed."""
+        if isinstance(self.engine, RemoteEngine):
+            return self.engine.describe()
+        model = self.checkpoint.model
+        dispatch = model.dispatch_report()
+        return {
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "precision": self.checkpoint.precision,
+            "budget": self.engine.budget,
+            "dispatch": dispatch,
+            "cuda_graphs": model.replay and any(row["backend"] == "cuda_graphs" for row in dispatch),
+        }
+
+    def acquire(self) -> None:
+        """Keep the engine open during a request, even if the model is replaced meanwhile, until `release`."""
         with self._idle:
             self._users += 1
-        try:
-            yield self
-        finally:
-            with self._idle:
-                self._users -= 1
+
+    def release(self) -> None:
+        """End the use of `acquire`."""
+        with self._idle:
+            self._users -= 1
+            if not self._users:
                 self._idle.notify_all()
 
     def retire(self) -> None:
@@ -108,6 +145,7 @@ class Registry:
     `models`: a mapping from names to folders, built-in names or hub ids, or a list of these, each plain or as
     name=source; nothing else is ever served. The first one is the default. `devices`: one replica per device.
     `on_batch` is called with the model's name and the statistics of each batch; `settings` are options of `Engine`.
+    `engines`: other processes that run the models, whose weights are then not loaded here. `cache`: of embeddings.
 
     >>> registry = Registry(["bertie-small", "minilm=path/to/all-MiniLM-L6-v2"])           # doctest: +SKIP
     >>> list(registry)                                                                     # doctest: +SKIP
@@ -121,13 +159,19 @@ class Registry:
         devices: Sequence[str | torch.device] = (),
         precision: Precision = "fp32",
         on_batch: Callable[[str, BatchStats], None] | None = None,
+        engines: EngineClient | None = None,
+        cache: EmbeddingCache | None = None,
         **settings: Any,
     ) -> None:
         self._sources = dict(models) if isinstance(models, Mapping) else name_models(models or [default_model()])
         if not self._sources:
             raise ConfigError("models={} must name at least one model")
-        self._devices = [torch.device(device) for device in devices or [default_device()]]
+        default = [] if engines is not None else [default_device()]  # a front end needs none
+        self._devices = [torch.device(device) for device in devices or default]
         self._precision, self._on_batch, self._settings = precision, on_batch, settings
+        self.engines, self.cache = engines, cache
+        if engines is not None:
+            engines.on_reload = self.reload
         self._lock, self._reloading = Lock(), Lock()
         self._retiring: list[Thread] = []
         self._served: dict[str, ServedModel] = {}
@@ -154,6 +198,11 @@ class Registry:
 
     def _load(self, name: str) -> ServedModel:
         source = self._sources[name]
+        version = _files_version(source)  # before they are read: if they change meanwhile, they are read again
+        if self.engines is not None:
+            checkpoint = Checkpoint.inspect(source)
+            remote = RemoteEngine(self.engines, name, checkpoint, version)
+            return ServedModel(name, checkpoint, remote, self.cache, version)
         checkpoints = [Checkpoint.load(source, device=device, precision=self._precision) for device in self._devices]
         on_batch = self._on_batch
         engine = Engine(
@@ -163,7 +212,7 @@ class Registry:
             **self._settings,
         )
         try:
-            return ServedModel(name, checkpoints[0], engine)
+            return ServedModel(name, checkpoints[0], engine, self.cache, version)
         except BaseException:
             engine.close(drain=False)
             raise
@@ -174,16 +223,21 @@ class Registry:
             raise NotFoundError(f"model={name!r:.100} is not served here; there are: {', '.join(self._sources)}")
         return self._served[name]
 
+    def acquire(self, name: str) -> ServedModel:
+        """A model for one request, until its `release`: if it is reloaded meanwhile, the request keeps the old one."""
+        with self._lock:  # it must not be retired before this request is counted
+            served = self[name]
+            served.acquire()
+            return served
+
     @contextmanager
     def use(self, name: str | None = None) -> Iterator[ServedModel]:
-        """A model for one request: if it is reloaded meanwhile, the request keeps the old one."""
-        with self._lock:  # it must not be retired before this request is counted
-            held = self[self.default if name is None else name].use()
-            served = held.__enter__()
+        """A model for the length of a context."""
+        served = self.acquire(self.default if name is None else name)
         try:
             yield served
         finally:
-            held.__exit__(None, None, None)
+            served.release()
 
     def reload(self, name: str) -> ServedModel:
         """Load a model again from its source and replace it; requests in progress keep the old one.
@@ -200,15 +254,16 @@ class Registry:
             self._retiring = [other for other in self._retiring if other.is_alive()] + [thread]
             return new
 
-    def check(self) -> None:
+    def check(self, owner: str = "") -> None:
         """Refuse a request early, if every model would."""
-        queues = [served.engine.queue for served in list(self._served.values())]
-        if all(queue.is_full for queue in queues):
-            queues[0].check()
+        for served in self._served.values():
+            if not served.engine.is_full(owner):
+                return
+        self[self.default].engine.load().check(owner)
 
-    def stats(self) -> dict[str, EngineStats]:
-        """Statistics of each model's engine."""
-        return {name: served.engine.stats() for name, served in list(self._served.items())}
+    def loads(self) -> dict[str, EngineLoad]:
+        """How busy each model's engine is."""
+        return {name: served.engine.load() for name, served in list(self._served.items())}
 
     @property
     def ready(self) -> bool:
@@ -244,6 +299,15 @@ def name_models(models: Sequence[str | Path]) -> dict[str, str | Path]:
             raise ConfigError(f"two models have the name {name!r}; give one of them another: other={source}")
         sources[name] = source
     return sources
+
+
+def _files_version(source: str | Path) -> str:
+    """What changes when the files of a model do: their names, sizes and times."""
+    folder = resolve(source)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    stats = [(path, path.stat()) for path in files]
+    facts = [(str(path.relative_to(folder)), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def _reranking(checkpoint: Checkpoint, head: str) -> type[Task[Any, Any, Any]] | None:

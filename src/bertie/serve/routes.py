@@ -42,6 +42,7 @@ class Route:
     summary: str
     tag: str = BERTIE
     error_format: ErrorFormat = "tei"
+    inline: bool = False  # small requests run on the event loop: their work is in proportion to their body
 
     @property
     def method(self) -> str:
@@ -58,6 +59,7 @@ _EMBEDDINGS = Route(
     "Embed texts",
     OPENAI,
     "openai",
+    inline=True,
 )
 _RERANK = Route(
     "/v1/rerank",
@@ -67,6 +69,7 @@ _RERANK = Route(
     "Rank documents by relevance",
     COHERE,
     "cohere",
+    inline=True,
 )
 _EMBED = Route(
     "/v2/embed",
@@ -76,6 +79,7 @@ _EMBED = Route(
     "Embed texts",
     COHERE,
     "cohere",
+    inline=True,
 )
 _INVOKE = Route(
     "/",
@@ -112,13 +116,30 @@ _TASK_ENDPOINTS: dict[str, tuple[Handler, type[BaseModel], Any, str, str]] = {
     ),
     "answer": (native.answer, native.AnswerRequest, native.AnswerResponse, "Question answering", BERTIE),
 }
+_INLINE = ("embed", "rerank", "classify", "tag", "answer")  # fill-mask sorts the vocabulary, and sparse terms are many
 _OTHER_ROUTES = (
     _EMBEDDINGS,
     replace(_EMBEDDINGS, path="/embeddings"),
     Route("/v1/models", openai.list_models, None, openai.ModelList, "List the served models", OPENAI, "openai"),
     Route("/embed_all", tei.embed_all, tei.EmbedAllRequest, list[list[list[float]]], "Embed every token", TEI),
-    Route("/predict", tei.predict, tei.PredictRequest, _PREDICTIONS, "Classify a text or a batch of texts", TEI),
-    Route("/similarity", tei.similarity, tei.SimilarityRequest, list[float], "Compare sentences with a text", TEI),
+    Route(
+        "/predict",
+        tei.predict,
+        tei.PredictRequest,
+        _PREDICTIONS,
+        "Classify a text or a batch of texts",
+        TEI,
+        inline=True,
+    ),
+    Route(
+        "/similarity",
+        tei.similarity,
+        tei.SimilarityRequest,
+        list[float],
+        "Compare sentences with a text",
+        TEI,
+        inline=True,
+    ),
     Route("/tokenize", tei.tokenize, tei.TokenizeRequest, list[list[tei.TokenData]], "Tokenize texts", TEI),
     Route("/decode", tei.decode, tei.DecodeRequest, list[str], "Decode token ids", TEI),
     Route("/info", tei.info, None, dict[str, Any], "Describe the server, its models and limits", TEI),
@@ -174,5 +195,5 @@ def all_routes() -> tuple[Route, ...]:
         else:
             handler, request, response = partial(native.run_task, row), native.TextsRequest, native.TextsResponse
             summary, tag = row.name, BERTIE
-        routes.append(Route(row.endpoint, handler, request, response, summary, tag))
+        routes.append(Route(row.endpoint, handler, request, response, summary, tag, inline=row.name in _INLINE))
     return (*routes, *_OTHER_ROUTES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from itertools import islice
 from threading import Lock
@@ -19,7 +19,7 @@ from bertie.serve.api_errors import ApiError
 from bertie.serve.context import RequestContext
 from bertie.serve.costs import Item, check_tokens, count_tokens
 from bertie.serve.limits import Limits
-from bertie.serve.queue import Ticket, TokenLimitExceeded
+from bertie.serve.tickets import Ticket, TokenLimitExceeded
 from bertie.tasks.base import Task
 from bertie.tasks.embed import Embedder
 from bertie.tasks.late_interaction import LateInteraction
@@ -37,6 +37,7 @@ FLOAT_BYTES = 12  # of a float32 in a reply, with its comma
 LARGE_WORK = 1 << 15  # bytes of a body, characters of texts or values of a reply
 MIN_CHARACTERS = 1 << 20  # that the texts of a request may have together at any --max-body-bytes
 SAMPLED_PASSAGES, SAMPLE_QUERIES = 200, 5  # passages of an index that are read for queries to try, and those queries
+_NOTHING = nullcontext()
 HEADS = {  # by the kind of the head that a task needs
     "classify": "a text-classification head",
     "tag": "a token-classification head",
@@ -61,15 +62,15 @@ class Service:
         if index is not None:
             self._open_index(registry[index[1]])
 
-    @contextmanager
-    def one_at_a_time(self, size: int, ticket: Ticket) -> Iterator[None]:
-        """Do work in Python on so many bytes, characters or values. If they are many, one request at a time.
+    def one_at_a_time(self, size: int, ticket: Ticket) -> AbstractContextManager[None]:
+        """A context for work in Python on so many bytes, characters or values. If they are many, one at a time.
 
         The threads of a few such requests would share the interpreter with each short request.
         """
-        if size <= LARGE_WORK:
-            yield
-            return
+        return _NOTHING if size <= LARGE_WORK else self._large(ticket)
+
+    @contextmanager
+    def _large(self, ticket: Ticket) -> Iterator[None]:
         while not self._large_work.acquire(timeout=0.1):
             ticket.check()
         try:
@@ -87,7 +88,7 @@ class Service:
     def use_model(self, name: str, context: RequestContext) -> ServedModel:
         """A model by name, kept until the request ends even if it is reloaded meanwhile."""
         if name not in context.models:
-            context.models[name] = context.stack.enter_context(self.registry.use(name))
+            context.models[name] = self.registry.acquire(name)
         return context.models[name]
 
     def candidates(self, name: str | None) -> list[str]:

@@ -1,17 +1,22 @@
-"""Worker processes behind one port: started, watched and restarted by a supervisor.
+"""The processes of a server: front ends behind one port, and the engines that run the models.
 
-The supervisor binds one socket per worker, all to the same port (SO_REUSEPORT), and each worker
-inherits all of them. It listens on its own; twice a second it also accepts what waits on the
-others. So connections are spread evenly, and those that wait for a worker that has died, hangs or
-is being started are answered by another one.
+The supervisor starts, watches and restarts them. It binds one socket per front end, all to the same
+port (SO_REUSEPORT), and each front end inherits all of them. It listens on its own; twice a second
+it also accepts what waits on the others. So connections are spread evenly, and those that wait for a
+front end that has died, hangs or is being started are answered by another one.
 
-Each worker's event loop writes to a pipe four times a second. A worker that was stopped (SIGSTOP)
+Front ends tokenize and talk HTTP; engines run forward passes for all of them (`engine_server`). A
+front end that dies takes its own connections with it; while an engine is restarted, requests are
+answered with 503.
+
+Each process's event loop writes to a pipe four times a second. A process that was stopped (SIGSTOP)
 is continued at once; one without a heartbeat for `timeout` seconds is killed, so that its clients
 get a connection reset rather than silence, and a new one takes its place.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -22,12 +27,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from bertie.errors import BertieError
 from bertie.serve.logs import Log
 
-WORKER_VARIABLE = "BERTIE_WORKER"  # in a worker's environment: number:count:pipe:socket,socket,…:folder
+WORKER_VARIABLE = "BERTIE_WORKER"  # in a process's environment: a JSON object
 MAX_FAILURES = 3  # failed starts in a row, if no other worker serves
 MAX_PAUSE = 30.0  # seconds between two failed starts
 STARTUP_SECONDS = 10.0  # a worker that dies within this time has failed to start
@@ -46,8 +51,18 @@ def bertie_command(*args: str) -> list[str]:
     return [sys.executable, "-I" if sys.flags.isolated else "-P", str(_MAIN), *args]
 
 
+class ProcessId(NamedTuple):
+    """A front end or an engine."""
+
+    role: Literal["front-end", "engine"]
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.number}"
+
+
 class WorkerInfo:
-    """Which worker this process is, of how many, and its connection to the supervisor.
+    """Which process this is, of how many front ends, and its connection to the supervisor.
 
     >>> WorkerInfo.from_environment().count
     1
@@ -60,23 +75,43 @@ class WorkerInfo:
         folder: Path | None = None,
         sockets: Sequence[socket.socket] = (),
         pipe: int | None = None,
+        role: str = "front-end",
+        engines: int = 0,
     ) -> None:
-        """`folder`: where workers share their metrics; `sockets`: one per worker; `pipe`: takes heartbeats."""
-        self.number, self.count, self.folder = number, count, folder
+        """`folder`: for metrics and the engines' sockets; `sockets`: one per front end; `pipe`: takes heartbeats."""
+        self.number, self.count, self.folder, self.role, self.engines = number, count, folder, role, engines
         self.socket = sockets[number] if sockets else None
         self.other_sockets = [other for index, other in enumerate(sockets) if index != number]
         self._pipe = pipe
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether a supervisor has started this process."""
+        return self.folder is not None
+
+    def engine_path(self, number: int) -> str:
+        """The path of an engine's socket."""
+        assert self.folder is not None
+        return str(self.folder / f"engine-{number}.sock")
 
     @classmethod
     def from_environment(cls) -> WorkerInfo:
         """Read the environment; without a variable there, this is the only process."""
         if WORKER_VARIABLE not in os.environ:
             return cls()
-        number, count, pipe, sockets, folder = os.environ[WORKER_VARIABLE].split(":", 4)
-        inherited = [socket.socket(fileno=int(descriptor)) for descriptor in sockets.split(",")]
+        values = json.loads(os.environ[WORKER_VARIABLE])
+        inherited = [socket.socket(fileno=descriptor) for descriptor in values["sockets"]]
         for listener in inherited:
             listener.setblocking(False)
-        return cls(int(number), int(count), Path(folder), inherited, int(pipe))
+        return cls(
+            values["number"],
+            values["count"],
+            Path(values["folder"]),
+            inherited,
+            values["pipe"],
+            values["role"],
+            values["engines"],
+        )
 
     def beat(self) -> None:
         """Tell the supervisor that this worker answers requests."""
@@ -115,8 +150,9 @@ class _Worker:
 class Supervisor:
     """Start worker processes, restart those that die or hang, and stop them all.
 
-    `command` starts a worker. `sockets` are bound to the same port, one per worker, and are closed
-    when the supervisor stops. `timeout`: seconds without a heartbeat; 0: wait forever.
+    `command` starts a process. `sockets` are bound to the same port, one per front end, and are
+    closed when the supervisor stops. `engines`: how many there are; without any, the front ends run
+    the models. `timeout`: seconds without a heartbeat; 0: wait forever.
     """
 
     def __init__(
@@ -126,15 +162,21 @@ class Supervisor:
         *,
         shutdown_seconds: float,
         on_ready: Callable[[], None],
+        engines: int = 0,
         timeout: float = WORKER_TIMEOUT,
         log: Log | None = None,
     ) -> None:
+        self._engines = engines
+        self._processes: list[ProcessId] = [
+            *(ProcessId("engine", number) for number in range(engines)),
+            *(ProcessId("front-end", number) for number in range(len(sockets))),
+        ]
         self._command, self._sockets, self._on_ready = list(command), list(sockets), on_ready
         self._shutdown_seconds, self._timeout, self._log = shutdown_seconds, timeout, log or Log()
-        self._workers: dict[int, _Worker] = {}
-        self._ready: set[int] = set()  # workers that have been ready once
-        self._failures: dict[int, int] = {}  # failed starts in a row, by worker
-        self._restart_at: dict[int, float] = {}  # when to start workers that have failed
+        self._workers: dict[ProcessId, _Worker] = {}
+        self._ready: set[ProcessId] = set()  # workers that have been ready once
+        self._failures: dict[ProcessId, int] = {}  # failed starts in a row, by worker
+        self._restart_at: dict[ProcessId, float] = {}  # when to start workers that have failed
         self._stop_at: float | None = None  # when workers that still run are killed
 
     def run(self) -> None:
@@ -144,8 +186,8 @@ class Supervisor:
                 signal.signal(sig, self._handle_stop)
             signal.signal(signal.SIGHUP, lambda sig, frame: self._send_signal(signal.SIGHUP))
             reported = False
-            for number in range(len(self._sockets)):
-                self._start(number, folder)
+            for process in self._processes:
+                self._start(process, folder)
             checked = time.monotonic()
             try:
                 while self._workers or self._restart_at:
@@ -153,19 +195,28 @@ class Supervisor:
                     now = time.monotonic()
                     self._check_workers(folder, now - checked)
                     checked = now
-                    if not reported and len(self._ready) == len(self._sockets):
+                    if not reported and len(self._ready) == len(self._processes):
                         reported = True
                         self._on_ready()
             finally:
                 self._stop_workers()
 
-    def _start(self, number: int, folder: str) -> None:
+    def _start(self, id: ProcessId, folder: str) -> None:
         reading, writing = os.pipe()
         for end in (reading, writing):
             os.set_blocking(end, False)
-        descriptors = [listener.fileno() for listener in self._sockets]
-        names = ",".join(map(str, descriptors))
-        variable = f"{number}:{len(self._sockets)}:{writing}:{names}:{folder}"
+        descriptors = [] if id.role == "engine" else [listener.fileno() for listener in self._sockets]
+        variable = json.dumps(
+            {
+                "role": id.role,
+                "number": id.number,
+                "count": len(self._sockets),
+                "engines": self._engines,
+                "sockets": descriptors,
+                "pipe": writing,
+                "folder": folder,
+            }
+        )
         try:
             process = subprocess.Popen(
                 self._command,
@@ -176,49 +227,50 @@ class Supervisor:
             )
         finally:
             os.close(writing)
-        self._workers[number] = _Worker(process, reading)
+        self._workers[id] = _Worker(process, reading)
 
     def _check_workers(self, folder: str, seconds: float) -> None:
         """Continue workers that were stopped, kill those that hang, restart those that have died."""
-        for number, restart_at in list(self._restart_at.items()):
-            if time.monotonic() >= restart_at and self._restart_at.pop(number, None) is not None:
-                self._start(number, folder)
-        for number, worker in list(self._workers.items()):
+        for id, restart_at in list(self._restart_at.items()):
+            if time.monotonic() >= restart_at and self._restart_at.pop(id, None) is not None:
+                self._start(id, folder)
+        self._stop_engines()
+        for id, worker in list(self._workers.items()):
             status = worker.process.poll()
             if status is not None:
-                self._replace(number, worker, status, folder)
+                self._replace(id, worker, status)
                 continue
             worker.read_heartbeats(seconds)
             if worker.silence is not None:
-                self._ready.add(number)
+                self._ready.add(id)
             if time.monotonic() - worker.started > STARTUP_SECONDS:
-                self._failures.pop(number, None)
+                self._failures.pop(id, None)
             if worker.was_stopped() and self._timeout:
                 worker.process.send_signal(signal.SIGCONT)
-                self._log("worker continued", worker=number, reason="it was stopped by a signal")
+                self._log("process continued", process=str(id), reason="it was stopped by a signal")
             if self._timeout and (worker.silence or 0.0) > self._timeout:
                 worker.process.kill()
-                self._log("worker killed", worker=number, reason=f"no heartbeat for {self._timeout:g} seconds")
+                self._log("process killed", process=str(id), reason=f"no heartbeat for {self._timeout:g} seconds")
             elif self._stop_at is not None and time.monotonic() > self._stop_at:
                 worker.process.kill()
-                self._log("worker killed", worker=number, reason="it did not stop in time")
+                self._log("process killed", process=str(id), reason="it did not stop in time")
 
-    def _replace(self, number: int, worker: _Worker, status: int, folder: str) -> None:
+    def _replace(self, id: ProcessId, worker: _Worker, status: int) -> None:
         """Start a new worker in place of one that has exited."""
-        del self._workers[number]
+        del self._workers[id]
         os.close(worker.pipe)
         if self._stop_at is not None:
             return
         # A positive status is an error; a negative one is a signal, which is no failure to start.
         failed = time.monotonic() - worker.started < STARTUP_SECONDS and status > 0
-        failures = self._failures[number] = self._failures.get(number, 0) + 1 if failed else 0
-        serving = any(other.silence is not None for other in self._workers.values())
-        if (failures >= MAX_FAILURES and not serving) or number not in self._ready:
+        failures = self._failures[id] = self._failures.get(id, 0) + 1 if failed else 0
+        serving = any(other.silence is not None for key, other in self._workers.items() if key.role == id.role)
+        if (failures >= MAX_FAILURES and not serving) or id not in self._ready:
             self._stop_workers()
-            raise BertieError(f"worker {number} cannot be started: it exited with status {status}")
+            raise BertieError(f"{id} cannot be started: it exited with status {status}")
         pause = min(2.0**failures / 2, MAX_PAUSE) if failures else 0.0  # perhaps its model is being replaced
-        self._log("worker restarted", worker=number, status=status, pause=pause or None)
-        self._restart_at[number] = time.monotonic() + pause
+        self._log("process restarted", process=str(id), status=status, pause=pause or None)
+        self._restart_at[id] = time.monotonic() + pause
 
     def _handle_stop(self, sig: int, frame: Any) -> None:
         self._restart_at.clear()
@@ -226,19 +278,26 @@ class Supervisor:
             self._stop_at = time.monotonic() + self._shutdown_seconds + 10
             for listener in self._sockets:  # the workers have their own copies, and close them after the grace period
                 listener.close()
-        self._send_signal(signal.SIGTERM)
+        self._send_signal(signal.SIGTERM, "front-end")  # the engines answer their requests, and stop after them
 
-    def _send_signal(self, sig: int) -> None:
-        for worker in self._workers.values():
-            if worker.process.poll() is None:
+    def _send_signal(self, sig: int, role: str | None = None) -> None:
+        for id, worker in self._workers.items():
+            if role in (None, id.role) and worker.process.poll() is None:
                 worker.process.send_signal(sig)
+
+    def _stop_engines(self) -> None:
+        """Stop the engines once there are no front ends."""
+        if self._stop_at is not None and not any(id.role == "front-end" for id in self._workers):
+            self._send_signal(signal.SIGTERM, "engine")
 
     def _stop_workers(self) -> None:
         self._handle_stop(signal.SIGTERM, None)
         assert self._stop_at is not None
-        for worker in self._workers.values():
-            try:
-                worker.process.wait(max(0.0, self._stop_at - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
+        for role in ("front-end", "engine"):
+            self._send_signal(signal.SIGTERM, role)
+            for worker in [worker for id, worker in self._workers.items() if id.role == role]:
+                try:
+                    worker.process.wait(max(0.0, self._stop_at - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    worker.process.kill()
+                    worker.process.wait()

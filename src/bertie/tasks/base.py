@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_arg
 import torch
 from torch import Tensor
 
-from bertie.arguments import explain_arguments, missing_attribute
+from bertie.arguments import ATTRIBUTE_HINTS, explain_arguments, missing_attribute
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.hub import default_model
 from bertie.checkpoints.upload import push_folder
@@ -78,7 +78,13 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
         self._use(model, head)
 
     def __getattr__(self, name: str) -> Any:
-        raise missing_attribute(f"{type(self).__name__!r} object", name)
+        known = () if name.startswith("_") else [known for known in dir(type(self)) if not known.startswith("_")]
+        raise missing_attribute(f"{type(self).__name__!r} object", name, known)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ATTRIBUTE_HINTS:  # `model.max_seq_length = 128` would have no effect
+            raise missing_attribute(f"{type(self).__name__!r} object", name)
+        super().__setattr__(name, value)
 
     def _set_options(self, overflow: Overflow, deterministic: bool) -> None:
         if overflow not in OVERFLOW:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from bertie.nn.model import Model
 from bertie.pipeline.outputs import FloatArray
 from bertie.text.windows import Window
 
@@ -92,3 +94,8 @@ def sigmoid(x: FloatArray) -> FloatArray:
     """1 / (1 + exp(−x)), without overflow."""
     out: FloatArray = np.exp(-np.logaddexp(0, -x))
     return out
+
+
+def decoding_device(model: Model) -> torch.device:
+    """Where outputs are decoded: with the model, unless another process runs it and it has no weights here."""
+    return torch.device("cpu") if model.device.type == "meta" else model.device

@@ -34,7 +34,7 @@ from bertie.pipeline.reporting import length, show_progress
 from bertie.pipeline.unknown_tokens import one_warning
 from bertie.recipe import POOLINGS, Recipe
 from bertie.tasks.base import Task, refuse_other_embeddings
-from bertie.tasks.decoding import average_windows
+from bertie.tasks.decoding import average_windows, decoding_device
 from bertie.tasks.prompts import choose_prompt, prompt_tokens_in
 from bertie.tasks.results import EmbeddingResult
 from bertie.tasks.table_output import TransformOutput, as_table, check_output, output_kind, single_column
@@ -426,7 +426,7 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         """Average the windows before the modules that follow the pooling."""
         vector = outputs[0]
         if len(outputs) > 1:
-            pooled = torch.from_numpy(average_windows(text.windows, outputs)[None]).to(self.model.device)
+            pooled = torch.from_numpy(average_windows(text.windows, outputs)[None]).to(decoding_device(self.model))
             vector = self._finish(self._modules_on(pooled.device), pooled)[0].cpu().numpy()
         return EmbeddingResult(vector, **text.counts())
 

@@ -29,7 +29,7 @@ def small(registry: Registry) -> Any:
 
 def test_feature_extraction_and_similarity(client: InferenceClient, small: Any) -> None:
     vectors = Embedder(small, normalize=True).embed(TEXTS)
-    np.testing.assert_allclose(client.feature_extraction(TEXTS[0]), vectors[:1], atol=1e-5)  # type: ignore[arg-type]
+    np.testing.assert_allclose(client.feature_extraction(TEXTS[0]), vectors[:1], atol=1e-5)
     alike = client.sentence_similarity(TEXTS[0], other_sentences=TEXTS)
     np.testing.assert_allclose(alike, vectors @ vectors[0], atol=1e-5)
 
@@ -75,9 +75,9 @@ def test_token_classification(client: InferenceClient, small: Any, server: Runni
 def test_question_answering(client: InferenceClient, small: Any, server: Running) -> None:
     wanted = Reader(small).answer("find cat ?", TEXTS[1], top_k=3)
     found = client.question_answering("find cat ?", TEXTS[1])
-    assert (found.answer, found.start) == (wanted.best.text, wanted.best.start)  # type: ignore[union-attr]
+    assert (found.answer, found.start) == (wanted.best.text, wanted.best.start)
     several = client.question_answering("find cat ?", TEXTS[1], top_k=3)
-    assert [row.answer for row in several] == [answer.text for answer in wanted.answers]  # type: ignore[union-attr]
+    assert [row.answer for row in several] == [answer.text for answer in wanted.answers]
     body = {"inputs": [{"question": "find cat ?", "context": text} for text in TEXTS]}
     assert server.post_json("/", body)[1]["answer"] == wanted.best.text
     maybe = body | {"parameters": {"handle_impossible_answer": True}}

@@ -9,7 +9,7 @@ import pytest
 
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.serve.api.playground import describe, map_windows
-from bertie.serve.queue import Ticket
+from bertie.serve.tickets import Ticket
 from bertie.tasks import Reader
 from tests.tasks import tiny
 

@@ -49,7 +49,7 @@ def unit(rows: Any) -> Any:
 def refused(tei: Tei, path: str, **body: Any) -> tuple[int, str, str]:
     with pytest.raises(RuntimeError) as error:
         tei(path, **body)
-    return error.value.args  # type: ignore[return-value]
+    return error.value.args
 
 
 def test_inference_client(server: Running, registry: Registry) -> None:

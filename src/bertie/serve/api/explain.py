@@ -127,11 +127,11 @@ class AllAttentionRequest(BertieRequest):
 def attention_all(service: Service, request: AllAttentionRequest, context: RequestContext) -> Any:
     """Return weights[layer][head][query][key]."""
     context.model = service.candidates(request.model)[0]
-    checkpoint = service.use_model(context.model, context).checkpoint
+    served = service.use_model(context.model, context)
     tokens = count_tokens([request.text], service.tokenizer(context.model, context), context.ticket)
     service.check_token_count(sum(tokens.values()))
     with service.one_at_a_time(1 << 20, context.ticket):
-        return all_attention(checkpoint, request.text, context.ticket.check)
+        return served.call(all_attention, request.text)
 
 
 # --- maps of texts ---

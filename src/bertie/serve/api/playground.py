@@ -12,8 +12,8 @@ from bertie.serve.api.base import PASSAGES, QUERY, SENTENCES, BertieRequest, Res
 from bertie.serve.attention import attention as attention_weights
 from bertie.serve.context import RequestContext
 from bertie.serve.costs import check_tokens, count_tokens
-from bertie.serve.queue import Ticket
 from bertie.serve.service import Service
+from bertie.serve.tickets import Ticket
 from bertie.tasks.registry import TASKS
 from bertie.tasks.zero_shot import entailment_label
 from bertie.text.windows import windows as split_windows
@@ -54,10 +54,10 @@ class WindowsResponse(Response):
 def attention(service: Service, request: AttentionRequest, context: RequestContext) -> Any:
     """Return the attention weights of a short text."""
     context.model = service.candidates(request.model)[0]
-    checkpoint = service.use_model(context.model, context).checkpoint
+    served = service.use_model(context.model, context)
     tokens = count_tokens([request.text], service.tokenizer(context.model, context), context.ticket)
     service.check_token_count(sum(tokens.values()))
-    return attention_weights(checkpoint, request.text, layer=request.layer, head=request.head)
+    return served.call(attention_weights, request.text, layer=request.layer, head=request.head)
 
 
 def windows(service: Service, request: WindowsRequest, context: RequestContext) -> Any:

@@ -6,7 +6,6 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from bertie._version import __version__
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bertie.checkpoints.checkpoint import Checkpoint
-    from bertie.serve.queue import Ticket
+    from bertie.serve.tickets import Ticket
     from bertie.text.encoding import Encoding
     from bertie.text.tokenizer import Tokenizer
 
@@ -358,16 +357,16 @@ def decode(service: Service, request: DecodeRequest, context: RequestContext) ->
 def info(service: Service, request: None, context: RequestContext) -> Any:
     """Describe the served models and the limits."""
     first = service.names[0]
-    served = service.registry[first]
-    checkpoint = served.checkpoint
+    checkpoint = service.registry[first].checkpoint
+    described = {name: service.registry[name].describe() for name in service.names}
     return {
         "model_id": first,
         "model_sha": None,
-        "model_dtype": str(checkpoint.model.dtype).removeprefix("torch."),
+        "model_dtype": described[first]["dtype"],
         "model_type": model_type_of(checkpoint),
         "max_concurrent_requests": service.limits.requests,
         "max_input_length": checkpoint.max_length,
-        "max_batch_tokens": served.engine.budget,
+        "max_batch_tokens": described[first]["budget"],
         "max_batch_requests": None,
         "max_client_batch_size": service.limits.items,
         "auto_truncate": False,
@@ -379,22 +378,9 @@ def info(service: Service, request: None, context: RequestContext) -> Any:
         "max_body_bytes": service.limits.body,
         "max_reply_bytes": service.limits.reply,
         "models": service.names,
-        **_backends(service),
-    }
-
-
-@torch.inference_mode()
-def _backends(service: Service) -> dict[str, Any]:
-    """The precision of each model, its resolved dispatch table, and whether CUDA graphs are replayed."""
-    checkpoints = {name: service.registry[name].checkpoint for name in service.names}
-    dispatch = {name: checkpoint.model.dispatch_report() for name, checkpoint in checkpoints.items()}
-    return {
-        "precision": {name: checkpoint.precision for name, checkpoint in checkpoints.items()},
-        "cuda_graphs": {
-            name: checkpoint.model.replay and any(row["backend"] == "cuda_graphs" for row in dispatch[name])
-            for name, checkpoint in checkpoints.items()
+        **{
+            key: {name: row[key] for name, row in described.items()} for key in ("precision", "cuda_graphs", "dispatch")
         },
-        "dispatch": dispatch,
     }
 
 
