@@ -87,7 +87,11 @@ def test_contradictions(values: dict[str, Any], message: str) -> None:
 
 def test_numbers_become_plain() -> None:
     recipe = Recipe(
-        epochs=2, batch_size=np.int64(8), lr=np.float32(0.5), class_weights={"a": np.int64(2)}, freeze=np.int32(1)
+        epochs=2,
+        batch_size=np.int64(8),  # type: ignore[arg-type]
+        lr=np.float32(0.5),  # type: ignore[arg-type]
+        class_weights={"a": np.int64(2)},  # type: ignore[dict-item]
+        freeze=np.int32(1),  # type: ignore[arg-type]
     )
     assert [type(value) for value in (recipe.epochs, recipe.batch_size, recipe.lr)] == [float, int, float]
     assert recipe.class_weights == {"a": 2.0}

@@ -59,7 +59,7 @@ class Recipe:
     patience: int | None = None  # evaluations without improvement before early stopping; 0: never stop early
     evals_per_epoch: int = 1
     seed: int = 0
-    mixed_precision: MixedPrecision = "auto"  # auto: bf16 on GPUs that have it, else fp32
+    mixed_precision: MixedPrecision = "auto"  # auto: bf16 on GPUs that have it, else fp32; bf16 on a CPU: linear layers
     gradient_checkpointing: bool = False
     max_length: int | None = None  # tokens per window; None: the model's
     train_windows: int = 16  # windows per long text and step; of more, others are sampled in each epoch

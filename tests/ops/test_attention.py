@@ -33,7 +33,7 @@ def compare(lengths: list[int], key_heads: int = H, relative: Relative | None = 
     if relative is not None:
         leaves += [t for t in (relative.keys, relative.queries, relative.scores) if t is not None]
     cu = torch.tensor([0, *lengths]).cumsum(0).int()
-    fast = attend(q, k, v, tuple(lengths), cu, scale=0.3, relative=relative, **options)  # type: ignore[arg-type]
+    fast = attend(q, k, v, tuple(lengths), cu, scale=0.3, relative=relative, **options)
     slow = reference.attend(q, k, v, tuple(lengths), scale=0.3, relative=relative, **options)  # type: ignore[arg-type]
     assert_close(fast, slow, atol=1e-5, rtol=0)
     upstream = torch.randn_like(slow)

@@ -298,8 +298,8 @@ def test_replaced_weights_are_recorded_anew() -> None:
     assert rerun.recorded == 1
     block = model.encoder.blocks[0]
     for change in (
-        lambda: setattr(block.ff.up, "weight", torch.nn.Parameter(torch.ones_like(block.ff.up.weight))),
-        lambda: setattr(block.ff.down.weight, "data", torch.ones_like(block.ff.down.weight)),
+        lambda: setattr(block.ff.up, "weight", torch.nn.Parameter(torch.ones_like(block.ff.up.weight))),  # type: ignore[arg-type]
+        lambda: setattr(block.ff.down.weight, "data", torch.ones_like(block.ff.down.weight)),  # type: ignore[arg-type]
         lambda: setattr(block.ff, "up", copy.deepcopy(block.ff.up)),
     ):
         change()

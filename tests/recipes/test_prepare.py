@@ -138,6 +138,8 @@ def test_everything(prepare: ModuleType, data: Path, packages: Path, tmp_path: P
     assert ["Ada", "of", "train"] in [row["tokens"] for row in made["ner.train"]]
     assert ["ada", "of", "TEST"] not in [row["tokens"] for row in made["ner.train"]]
     assert [row["source"] for row in made["ner.test"]] == ["wikiann", "wnut17"]
+    assert ["Ada", "of", "train"] in [row["tokens"] for row in made["names.train"]]
+    assert {row["source"] for row in made["names.train"]} == {"wikiann"}
 
     answered = [row for row in made["qa.train"] if row["answers"]]
     assert len(answered) == 12 + 5 + 12
@@ -257,6 +259,21 @@ def test_ranking_sentences(prepare: ModuleType, monkeypatch: pytest.MonkeyPatch)
     (right, *_) = ranking.sentence_pairs([question("Lima", 7, context)], 1, set())
     assert right["query"] == "Lima 7"
     assert list(ranking.sentence_pairs([question("Lima", 7, "Not answer7x.")], 1, set())) == []  # too short
+
+
+def test_everyday(prepare: ModuleType, data: Path, tmp_path: Path) -> None:
+    """Complete sentences of 4 to 30 words: of articles' beginnings and of training texts, none of an evaluation set."""
+    put(
+        data / "ud_english_ewt/train.jsonl.gz",
+        [{"text": text} for text in ("We all went home.", "no full stop at all")],
+    )
+    put(data / "snli/dev.jsonl.gz", [{"text_a": "Two dogs play outside.", "text_b": "x", "label": "neutral"}])
+    rows = [{"text_a": "Two dogs play outside .", "text_b": "A cat is asleep.", "label": "neutral"}]
+    put(data / "snli/train_subset.jsonl.gz", rows)
+    lead = ["Paris is the capital of France.", "It lies on the river Seine.", f"It is a {'very ' * 30}old town."]
+    (data / "pretrain/paris.txt").write_text(f"Paris\n{' '.join(lead)}\n")
+    made = run(prepare, data, tmp_path / "out", "--only", "everyday")["everyday"]
+    assert {row["text"] for row in made} == {"We all went home.", "A cat is asleep.", *lead[:2]}
 
 
 def test_names(prepare: ModuleType, data: Path, tmp_path: Path) -> None:
@@ -452,7 +469,7 @@ def test_same_bytes(prepare: ModuleType, data: Path, packages: Path, tmp_path: P
     for name in ("one", "two"):
         run(prepare, data, tmp_path / name, "--packages", str(packages))
     files = sorted(file.name for file in (tmp_path / "one").iterdir())
-    assert len(files) == 16
+    assert len(files) == 18
     for file in files:
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ def main(folder: Path, cases: list[str]) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     for asked in cases:
-        case, strategy = asked.split(":")
+        case, strategy = cast("tuple[str, Strategy]", asked.split(":"))
         into: Any = folder / asked
         result: Any
         if case == "broken":  # in one process only; all must end

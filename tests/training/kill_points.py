@@ -124,8 +124,8 @@ def die_at(point: int) -> None:
             log.write(row[5:] + "\n")
 
     torch.save, os.replace, os.fsync = half_saved, around(replace), around(fsync)
-    Path.unlink = around(unlink)  # type: ignore[method-assign]
-    StateFolder.log = half_logged  # type: ignore[method-assign]
+    Path.unlink = around(unlink)
+    StateFolder.log = half_logged
 
 
 def difference(a: Path, b: Path) -> str:
@@ -173,4 +173,4 @@ if __name__ == "__main__":
     # What torch loads when it is first used, once for all forks.
     torch.optim.AdamW([torch.zeros(1)], fused=True).zero_grad()
     for asked in sys.argv[2:]:
-        print(asked, main(*asked.split(":"), Path(sys.argv[1]) / asked), flush=True)
+        print(asked, main(*asked.split(":"), Path(sys.argv[1]) / asked), flush=True)  # type: ignore[arg-type, call-arg]

@@ -85,11 +85,11 @@ def test_state_is_that_of_pytorch() -> None:
 def test_clipping_is_for_one_step() -> None:
     subject = Subject(True, True)
     subject.step(0, clip=1e-9)
-    assert subject.optimizer._gradient_scale == 1.0
+    assert subject.optimizer._gradient_scale == 1.0  # type: ignore[attr-defined]
     subject.linear(subject.words(torch.tensor([3]))).sum().backward()
-    subject.optimizer.clip(1e-9)
+    subject.optimizer.clip(1e-9)  # type: ignore[attr-defined]
     subject.optimizer.zero_grad()  # as after running out of memory
-    assert subject.optimizer._gradient_scale == 1.0
+    assert subject.optimizer._gradient_scale == 1.0  # type: ignore[attr-defined]
 
 
 def test_a_weight_without_gradient_keeps_its_version() -> None:

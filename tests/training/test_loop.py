@@ -17,8 +17,10 @@ from torch.nn import functional as F
 
 from bertie.errors import ConfigError, TrainingError
 from bertie.nn.model import Model
+from bertie.ops.torch import bf16_linear
 from bertie.text.batch import Batch
 from bertie.training import loop
+from bertie.training.callbacks import TrainingHistory
 from bertie.training.objectives import SingleLabelObjective, Targets, TrainingExample
 from bertie.training.sampling import ExampleSampler, TrainingTask
 from tests.ops.forced import turn_off
@@ -27,7 +29,7 @@ from tests.training import tiny
 # --- which items a step reads ---
 
 
-def _curve(run: loop.TrainingHistory) -> list[float]:
+def _curve(run: TrainingHistory) -> list[float]:
     return [row["loss"] for row in run.curve]
 
 
@@ -73,7 +75,7 @@ def _by_hand(model: Model, how: Any, sources: list[TrainingTask], most: int) -> 
             for piece in item.windows:
                 batch = Batch.from_ids([piece.ids], [piece.segments])
                 logs = logs + piece.share * torch.log_softmax(model(batch, "classify")[0], -1)
-            lost = lost + item.weight * F.cross_entropy(logs[None], torch.tensor([int(item.value)]))
+            lost = lost + item.weight * F.cross_entropy(logs[None], torch.tensor([int(item.value)]))  # type: ignore[arg-type]
             weight += item.weight
         adam.zero_grad()
         (lost / weight).backward()
@@ -243,7 +245,7 @@ def test_gradient_checkpointing_makes_no_difference_even_with_dropout() -> None:
         tiny.trainer(model, tiny.source(16), tiny.recipe(epochs=1, gradient_checkpointing=on)).run()
         assert not model.encoder.gradient_checkpointing
         found.append(tiny.weights(model))
-    tiny.assert_same(*found)
+    tiny.assert_same(*found)  # type: ignore[arg-type]
 
 
 def test_the_seed_determines_the_run() -> None:
@@ -428,7 +430,7 @@ def test_out_of_memory_in_the_optimizer_update(monkeypatch: pytest.MonkeyPatch) 
     def update(self: Any, factor: float) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(loop.TrainStep, "update", update)
+    monkeypatch.setattr(loop.TrainStep, "update", update)  # type: ignore[attr-defined]
     with pytest.raises(TrainingError, match="out of memory at step 1"):
         tiny.trainer(tiny.model(), tiny.source(), tiny.recipe()).run()
 
@@ -449,7 +451,7 @@ def test_other_errors_propagate_and_the_model_is_restored() -> None:
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
-def test_invalid_arguments_are_refused() -> None:
+def test_invalid_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, source, how = tiny.model(), tiny.source(), tiny.recipe(epochs=1)
     for options, said in (
         ({"strategy": "tp"}, "strategy='tp' must be ddp or fsdp"),
@@ -462,9 +464,24 @@ def test_invalid_arguments_are_refused() -> None:
         tiny.trainer(model, TrainingTask("classify", SingleLabelObjective(), []), how)
     with pytest.raises(ConfigError, match="metric='f2' must be one of accuracy, f1"):
         tiny.trainer(model, source, how, evaluate=lambda: {"accuracy": 0.5, "f1": 0.4}, metric="f2").run()
+    monkeypatch.setattr(bf16_linear, "is_supported", lambda: False)
     for name in ("bf16", "fp16"):
         with pytest.raises(ConfigError, match=f"mixed_precision='{name}' is for GPUs"):
             tiny.trainer(model, source, how.replace(mixed_precision=name)).run()
+
+
+def test_it_learns_with_linear_layers_in_bf16_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not bf16_linear.is_supported():  # where torch's bf16 kernels may kill the process
+        pytest.skip("no bf16 on this CPU")
+    monkeypatch.setattr(bf16_linear, "MIN_ROWS", 2)
+    model, held = tiny.model(), tiny.items(60, 9, windows=3)
+    how = tiny.recipe(epochs=8, lr=1e-2)
+    done = tiny.trainer(model, tiny.source(96, windows=3), how.replace(mixed_precision="bf16")).run()
+    exact = tiny.trainer(tiny.model(), tiny.source(96, windows=3), how).run()
+    assert _curve(done) != _curve(exact)
+    np.testing.assert_allclose(_curve(done)[0], _curve(exact)[0], rtol=0.01)
+    assert tiny.accuracy(model, held) > 0.95
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
 def test_progress_is_printed_unless_it_is_off(capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,10 +18,10 @@ from bertie.tasks.decoding import average_windows, log_softmax, softmax
 from bertie.text.batch import Batch
 from bertie.training.objectives import (
     AnswerSpanObjective,
+    HeadObjective,
     MaskedLMObjective,
     MicroBatch,
     MultiLabelObjective,
-    Objective,
     RegressionObjective,
     RelevanceObjective,
     SingleLabelObjective,
@@ -84,7 +84,7 @@ def _one_of_many(items: Sequence[TrainingExample], outputs: Tensor, smoothing: f
     for item, rows in zip(items, _windows(items, outputs), strict=True):
         mean = torch.stack([p.share * (row - row.logsumexp(0)) for p, row in zip(item.windows, rows, strict=True)])
         mean = mean.sum(0)
-        total = total + item.weight * _ce(mean - mean.logsumexp(0), int(item.value), smoothing)
+        total = total + item.weight * _ce(mean - mean.logsumexp(0), int(item.value), smoothing)  # type: ignore[arg-type]
     return total
 
 
@@ -102,7 +102,7 @@ def _value(items: Sequence[TrainingExample], outputs: Tensor, variance: float) -
     total = outputs.new_zeros(())
     for item, rows in zip(items, _windows(items, outputs), strict=True):
         mean = sum(p.share * row[0] for p, row in zip(item.windows, rows, strict=True))
-        total = total + item.weight * (mean - float(item.value)) ** 2 / variance
+        total = total + item.weight * (mean - float(item.value)) ** 2 / variance  # type: ignore[arg-type]
     return total
 
 
@@ -110,7 +110,7 @@ def _relevance(items: Sequence[TrainingExample], outputs: Tensor, _: float) -> T
     total = outputs.new_zeros(())
     for item, rows in zip(items, _windows(items, outputs), strict=True):
         p = torch.sigmoid(max(rows, key=lambda row: row.item())[0])
-        y = float(item.value)
+        y = float(item.value)  # type: ignore[arg-type]
         total = total - item.weight * (y * p.log() + (1 - y) * (1 - p).log())
     return total
 
@@ -118,7 +118,7 @@ def _relevance(items: Sequence[TrainingExample], outputs: Tensor, _: float) -> T
 def _each_token(items: Sequence[TrainingExample], outputs: Tensor, smoothing: float) -> Tensor:
     total, at = outputs.new_zeros(()), 0
     for piece in (p for item in items for p in item.windows):
-        for value, weight in zip(piece.values, piece.weights, strict=True):
+        for value, weight in zip(piece.values, piece.weights, strict=True):  # type: ignore[arg-type]
             row = outputs[at]
             total = total + float(weight) * _ce(row - row.logsumexp(0), int(value), smoothing)
             at += 1
@@ -129,8 +129,8 @@ def _span(items: Sequence[TrainingExample], outputs: Tensor, _: float) -> Tensor
     total, at = outputs.new_zeros(()), 0
     for piece in (p for item in items for p in item.windows):
         rows = outputs[at : at + len(piece)]
-        start, end = (F.cross_entropy(rows[:, side][None], torch.tensor([piece.values[side]])) for side in (0, 1))
-        total = total + float(piece.weights) * (start + end) / 2
+        start, end = (F.cross_entropy(rows[:, side][None], torch.tensor([piece.values[side]])) for side in (0, 1))  # type: ignore[index]
+        total = total + float(piece.weights) * (start + end) / 2  # type: ignore[arg-type]
         at += len(piece)
     return total
 
@@ -149,18 +149,18 @@ CASES = {
 each_case = pytest.mark.parametrize(("objective", "items", "k", "plain", "extra"), CASES.values(), ids=CASES)
 
 
-def _rows(objective: Objective, mini: MicroBatch) -> int:
+def _rows(objective: HeadObjective, mini: MicroBatch) -> int:
     return len(mini.batch) if objective.level == "text" else len(mini.batch.ids)
 
 
-def _outputs(objective: Objective, mini: MicroBatch, k: int, seed: int = 0) -> Tensor:
+def _outputs(objective: HeadObjective, mini: MicroBatch, k: int, seed: int = 0) -> Tensor:
     draw = torch.Generator().manual_seed(seed)
     return (3 * torch.randn(_rows(objective, mini), k, generator=draw)).requires_grad_()
 
 
 @each_case
 def test_losses_and_gradients_equal_a_simple_computation(
-    objective: Objective, items: list[TrainingExample], k: int, plain: Any, extra: float
+    objective: HeadObjective, items: list[TrainingExample], k: int, plain: Any, extra: float
 ) -> None:
     mini = objective.collate(items)
     outputs = _outputs(objective, mini, k)
@@ -176,7 +176,7 @@ def test_losses_and_gradients_equal_a_simple_computation(
 
 @each_case
 def test_micro_batches_add_up_to_the_step(
-    objective: Objective, items: list[TrainingExample], k: int, plain: Any, extra: float
+    objective: HeadObjective, items: list[TrainingExample], k: int, plain: Any, extra: float
 ) -> None:
     """However a step is cut into micro-batches, loss and gradient are the same."""
     mini = objective.collate(items)
@@ -195,7 +195,7 @@ def test_micro_batches_add_up_to_the_step(
         torch.testing.assert_close(torch.cat(grads), wanted, atol=1e-6, rtol=0)
 
 
-def _filled(objective: Objective, mini: MicroBatch) -> MicroBatch:
+def _filled(objective: HeadObjective, mini: MicroBatch) -> MicroBatch:
     """With empty texts in the middle and at the end and a text that nobody asks for, as steppers fill batches up."""
     batch, targets = mini.batch, mini.targets
     tokens, more = len(batch.ids), 4
@@ -224,7 +224,7 @@ def _filled(objective: Objective, mini: MicroBatch) -> MicroBatch:
 @pytest.mark.parametrize("junk", [0.0, 1e30, float("inf"), float("nan")])
 @each_case
 def test_entries_without_weight_add_exactly_nothing(
-    objective: Objective, items: list[TrainingExample], k: int, plain: Any, extra: float, junk: float
+    objective: HeadObjective, items: list[TrainingExample], k: int, plain: Any, extra: float, junk: float
 ) -> None:
     mini = objective.collate(items)
     outputs = _outputs(objective, mini, k)
@@ -242,7 +242,7 @@ def test_entries_without_weight_add_exactly_nothing(
 
 @each_case
 def test_without_any_weight_loss_and_gradient_are_zero(
-    objective: Objective, items: list[TrainingExample], k: int, plain: Any, extra: float
+    objective: HeadObjective, items: list[TrainingExample], k: int, plain: Any, extra: float
 ) -> None:
     mini = objective.collate(items)
     targets = replace(mini.targets, weights=torch.zeros_like(mini.targets.weights))

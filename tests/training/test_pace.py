@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from bertie.training import pace as pace_module
 from bertie.training.callbacks import LOG_HEADER
 from bertie.training.pace import Pace
 
@@ -40,7 +41,7 @@ def test_a_small_loss_for_an_epoch_ends_the_run_after_another() -> None:
 
 def test_steps_are_dropped_to_end_before_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(pace_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     pace = Pace(1000, epoch=100, deadline=160.0)
     for step in (1, 2, 3, 4):
         now += 10 if step == 1 else 0.1  # the first step is slow, and does not count
@@ -56,7 +57,7 @@ def test_steps_are_dropped_to_end_before_a_deadline(monkeypatch: pytest.MonkeyPa
 
 def test_the_speed_of_steps_that_differ_is_measured_over_many(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(pace_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     pace = Pace(1000, epoch=100, deadline=160.0, warm_steps=10)
     totals = []
     for step in range(1, 20):

@@ -65,7 +65,7 @@ def plain_loss(model: Model, examples: list[TrainingExample], objective: SpanObj
                     loss = -torch.log(p_true) * (1 - p_true) ** objective.gamma
                     if objective.alpha >= 0:
                         loss = loss * (objective.alpha if (first, last, c) in positives else 1 - objective.alpha)
-                    total = total + loss * float(window.weights[first])
+                    total = total + loss * float(window.weights[first])  # type: ignore[index]
     return total
 
 

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from bertie.errors import CheckpointError, ExistsError, InputError, TrainingError
 from bertie.text.batch import Batch
-from bertie.training import state as checkpoint
 from bertie.training.callbacks import TrainingHistory
 from bertie.training.objectives import SingleLabelObjective, Targets
 from bertie.training.state import StateFolder, TrainState
@@ -348,7 +347,7 @@ def test_other_errors_propagate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def broken(*_: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(checkpoint.torch, "save", broken)
+    monkeypatch.setattr(torch, "save", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         _run(tmp_path)
 

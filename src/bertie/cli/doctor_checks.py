@@ -29,7 +29,7 @@ EXTRAS = {  # extras of the package: their modules, and what needs them
     "data": (("pyarrow",), "Parquet files"),
     "train": (("sklearn", "seqeval", "ir_measures"), "training reports and bertie eval"),
     "search": (("faiss", "bm25s", "Stemmer", "pypdf"), "bertie index and bertie search"),
-    "serve": (("uvicorn", "httptools", "pydantic", "orjson"), "bertie serve"),
+    "serve": (("greenlet", "httptools", "pydantic", "orjson"), "bertie serve"),
     "ray": (("ray",), "--ray"),
 }
 CPU_FEATURES = {

@@ -49,7 +49,7 @@ HELP = {
     "patience": "evaluations without improvement before early stopping; 0: never stop early",
     "evals_per_epoch": "evaluations on the dev data",
     "seed": "random seed",
-    "mixed_precision": "auto: bf16 on GPUs that have it, else fp32",
+    "mixed_precision": "auto: bf16 on GPUs that have it, else fp32; bf16 on CPUs with AVX512_BF16 is faster",
     "gradient_checkpointing": "recompute activations in the backward pass: less memory, more time",
     "max_length": "tokens per window, fewer than the model could read",
     "train_windows": "windows per long text and step",

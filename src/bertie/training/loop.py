@@ -39,7 +39,7 @@ from bertie.training.schedule import Schedule
 from bertie.training.spikes import LossMonitor, LossSpike
 from bertie.training.stage import WHOLE, Stage
 from bertie.training.state import StateFolder, TrainState
-from bertie.training.step import ObjectiveModule, TrainStep, autocast_dtype, is_out_of_memory
+from bertie.training.step import ObjectiveModule, TrainStep, autocast_dtype, is_out_of_memory, uses_bf16_linear
 
 LOG_EVERY = 10  # steps
 SAVE_SECONDS = 300.0
@@ -210,6 +210,7 @@ class Trainer:
             self.train_step = GraphedTrainStep(module, self.optimizer, dtype=dtype, clip=clip)
         else:
             self.train_step = TrainStep(self._module, self.optimizer, dtype=dtype, clip=clip, world=self.world.size)
+        self.train_step.bf16_linear = uses_bf16_linear(self.recipe.mixed_precision, self.device)
 
     def _distribute(self, module: ObjectiveModule) -> torch.nn.Module:
         # A step may train one of several heads, or auxiliary modules, or leave the weights of

@@ -51,7 +51,7 @@ class TrainingExample:
     """One text in windows, with the label of the whole text."""
 
     windows: tuple[TrainingWindow, ...]
-    value: Array | None = None
+    value: Array | np.generic | None = None
     weight: float = 1.0
     extras: Mapping[str, Array] = field(default_factory=dict)  # arrays that one objective defines and reads
 

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertie.errors import ConfigError
 from bertie.nn.model import Model
+from bertie.ops.torch import bf16_linear
 from bertie.training.cpu_adamw import CpuAdamW, use_sparse_gradients
 from bertie.training.objectives import InBatchObjective, MicroBatch, Objective
 from bertie.training.optimizer import set_lr
@@ -36,6 +37,7 @@ class TrainStep:
         self, module: nn.Module, optimizer: torch.optim.Optimizer, *, dtype: torch.dtype, clip: float, world: int = 1
     ) -> None:
         self.module, self.optimizer, self.clip, self.world = module, optimizer, clip, world
+        self.bf16_linear = False  # see `uses_bf16_linear`
         self.device = next(module.parameters()).device
         self.dtype = dtype
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
@@ -44,7 +46,9 @@ class TrainStep:
         self._cached: list[tuple[MicroBatch, int, Tensor]] = []  # of this step: micro-batch, seed, embeddings
 
     def autocast(self) -> Any:
-        """The autocast context of the compute dtype."""
+        """The context of the compute dtype: autocast, or on a CPU linear layers in bf16."""
+        if self.bf16_linear:
+            return bf16_linear.Bf16Linear()
         return (
             nullcontext()
             if self.dtype == torch.float32
@@ -152,12 +156,22 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def autocast_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of `mixed_precision`; "auto" is bf16 on GPUs that support it, else fp32."""
+    """The autocast dtype of `mixed_precision`; "auto" is bf16 on GPUs that support it, else fp32.
+
+    On a CPU there is no autocast: bf16 is that of `uses_bf16_linear`.
+    """
     if name == "auto":
         half = device.type == "cuda" and torch.cuda.is_bf16_supported()
         return torch.bfloat16 if half else torch.float32
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
-    if dtype != torch.float32 and device.type == "cpu":
-        # torch's bf16 kernels crash on some CPUs; fp16 is slow on all.
-        raise ConfigError(f"mixed_precision={name!r} is for GPUs; on a CPU use 'fp32' or 'auto'")
-    return dtype
+    if device.type == "cpu" and (name == "fp16" or (name == "bf16" and not bf16_linear.is_supported())):
+        # Without bf16 instructions bf16 is slow, as fp16 is on all CPUs.
+        needs = " and for CPUs with AVX512_BF16" if name == "bf16" else ""
+        raise ConfigError(f"mixed_precision={name!r} is for GPUs{needs}; on this CPU use 'fp32' or 'auto'")
+    if device.type == "cpu":
+        return torch.float32
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
+
+
+def uses_bf16_linear(name: str, device: torch.device) -> bool:
+    """Whether `mixed_precision` means linear layers in bf16, and everything else in fp32: bf16 on a CPU."""
+    return name == "bf16" and device.type == "cpu"

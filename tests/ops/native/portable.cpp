@@ -11,9 +11,11 @@
 #include <vector>
 
 extern "C" {
+void bertie_encoder_abi_6();  // called below: a library with other signatures does not link
+void bertie_training_abi_3();
 int bertie_encoder_isa_level();
 void *bertie_encoder_create(int level, const int64_t *shape, double scale);
-void bertie_encoder_add_layer(void *encoder, int block, int64_t window, int rotary);
+void bertie_encoder_add_layer(void *encoder, int block, int64_t before, int64_t after, int rotary);
 void bertie_encoder_set_linear(void *encoder, int block, int which, int64_t n, int64_t k, const float *f32,
                                const uint16_t *bf16, const int8_t *int8, const float *scales, const float *bias);
 void bertie_encoder_set_norm(void *encoder, int block, int slot, const float *weight, const float *bias, int rms,
@@ -104,8 +106,12 @@ void layer_norm(Vector &x, const Vector &weight, const Vector &bias) {
     }
 }
 
+struct Visible {
+    long before, after;  // how many tokens on either side a query attends to; -1: all
+};
+
 // softmax(q k^T / sqrt(d)) v within each text; rows of q, k and v are `stride` apart.
-Vector attend(const float *q, const float *k, const float *v, long stride, long window) {
+Vector attend(const float *q, const float *k, const float *v, long stride, Visible visible) {
     Vector out(CU_SEQLENS.back() * D);
     for (size_t t = 0; t + 1 < CU_SEQLENS.size(); t++)
         for (long h = 0; h < HEADS; h++)
@@ -114,7 +120,8 @@ Vector attend(const float *q, const float *k, const float *v, long stride, long 
                 std::vector<long> keys;
                 double total = 0;
                 for (long j = CU_SEQLENS[t]; j < CU_SEQLENS[t + 1]; j++) {
-                    if (window >= 0 && std::labs(i - j) > window) continue;
+                    if (visible.before >= 0 && i - j > visible.before) continue;
+                    if (visible.after >= 0 && j - i > visible.after) continue;
                     double score = 0;
                     for (long c = h * HEAD; c < (h + 1) * HEAD; c++) score += (double)q[i * stride + c] * k[j * stride + c];
                     scores.push_back(std::exp(score / std::sqrt((double)HEAD)));
@@ -133,12 +140,12 @@ Vector attend(const float *q, const float *k, const float *v, long stride, long 
 struct Model {
     Linear qkv{3 * D, D}, out{D, D}, up{FF, D}, down{D, FF};
     Vector weight = draws(D), bias = draws(D);
-    long windows[2] = {-1, 20};  // of the two layers, which share a block
+    Visible layers[3] = {{-1, -1}, {20, 20}, {-1, 0}};  // full, sliding and causal; they share a block
 
     Vector reference(Vector x) const {
-        for (long window : windows) {
+        for (Visible visible : layers) {
             Vector projected = qkv.apply(x);
-            Vector a = out.apply(attend(&projected[0], &projected[D], &projected[2 * D], 3 * D, window));
+            Vector a = out.apply(attend(&projected[0], &projected[D], &projected[2 * D], 3 * D, visible));
             for (size_t i = 0; i < x.size(); i++) x[i] += a[i];
             layer_norm(x, weight, bias);
             Vector h = up.apply(x);
@@ -152,7 +159,7 @@ struct Model {
     Vector compiled(int level, bool int8, Vector x, std::vector<int32_t> cu_seqlens, int threads) const {
         int64_t shape[] = {D, HEADS, HEADS, HEAD, FF, 0, 0, 1};
         void *encoder = bertie_encoder_create(level, shape, 1 / std::sqrt((double)HEAD));
-        for (long window : windows) bertie_encoder_add_layer(encoder, 0, window, -1);
+        for (Visible visible : layers) bertie_encoder_add_layer(encoder, 0, visible.before, visible.after, -1);
         const Linear *linears[] = {&qkv, &out, &up, nullptr, &down};
         for (int i = 0; i < 5; i++)
             if (const Linear *l = linears[i])
@@ -190,7 +197,7 @@ double numeric_gradient(std::vector<Vector> qkv, int which, long at, const Vecto
     double sums[2];
     for (int side = 0; side < 2; side++) {
         qkv[which][at] += side ? -2e-2f : 1e-2f;
-        Vector out = attend(qkv[0].data(), qkv[1].data(), qkv[2].data(), D, -1);
+        Vector out = attend(qkv[0].data(), qkv[1].data(), qkv[2].data(), D, {-1, -1});
         sums[side] = 0;
         for (size_t i = 0; i < out.size(); i++) sums[side] += (double)out[i] * w[i];
     }
@@ -201,12 +208,12 @@ void check_attention(int level) {
     long T = CU_SEQLENS.back();
     std::vector<Vector> qkv = {draws(T * D), draws(T * D), draws(T * D)};
     Vector out(T * D), log_sums(T * HEADS), w = draws(T * D), grads(T * 3 * D);
-    int64_t shape[] = {(int64_t)CU_SEQLENS.size() - 1, HEADS, HEADS, HEAD, -1, D, D, D, 3 * D};
+    int64_t shape[] = {(int64_t)CU_SEQLENS.size() - 1, HEADS, HEADS, HEAD, -1, -1, D, D, D, 3 * D};
     float *tensors[] = {qkv[0].data(), qkv[1].data(), qkv[2].data(), out.data(), log_sums.data(),
                         w.data(), grads.data(), grads.data() + D, grads.data() + 2 * D};
     for (int backward : {0, 1})
         bertie_training_attention(level, 3, shape, CU_SEQLENS.data(), 1 / std::sqrt((double)HEAD), 0, 0, tensors, backward);
-    check("attention", level, max_error(attend(qkv[0].data(), qkv[1].data(), qkv[2].data(), D, -1), out), 1e-5);
+    check("attention", level, max_error(attend(qkv[0].data(), qkv[1].data(), qkv[2].data(), D, {-1, -1}), out), 1e-5);
     double worst = 0;
     for (int which = 0; which < 3; which++)
         for (long row : {2L, 37L, 170L}) {
@@ -255,6 +262,8 @@ void check_training(int level) {
 }
 
 int main() {
+    bertie_encoder_abi_6();
+    bertie_training_abi_3();
     int highest = bertie_encoder_isa_level();
     for (int level = 0; level <= highest; level++) {
         check_encoder(level);

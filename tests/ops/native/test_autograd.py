@@ -18,7 +18,7 @@ from bertie.ops.native import autograd, encoder, training
 from bertie.ops.torch import eager, grouped_attention
 
 LEVELS = range(min(2, encoder.instruction_level() or 0) + 1) if training.library() is not None else range(0)
-TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
+TOLERANCE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 LENGTHS = ((1,), (13, 1, 2, 33, 32), (97, 5, 130, 12))
 
 pytestmark = pytest.mark.skipif(training.library() is None, reason="no compiler was here when the package was built")

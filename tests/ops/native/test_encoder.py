@@ -210,7 +210,7 @@ def test_results_are_bit_identical_for_any_batch_and_thread_count(
     monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))  # nothing is left unwritten
     for lengths in ((5, 33, 2), (300, 1, 12, 13, 64, 90), (700,)):
         batch = batch_of(lengths, encoder)
-        parts = zip(torch.split(batch.ids, lengths), torch.split(batch.segments, lengths), strict=True)
+        parts = zip(torch.split(batch.ids, lengths), torch.split(batch.segments, lengths), strict=True)  # type: ignore[arg-type]
         alone = [compiled(encoder, Batch.from_ids([i.numpy()], [s.numpy()])) for i, s in parts]
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)

@@ -92,7 +92,7 @@ def test_embed_norm(
             for part in (norm, *(table for table, _ in tables)):
                 patched.setattr(part, "forward", None)  # not called by the kernel
             fast = triton_norm.embed_norm(tables, norm)
-        expected = F.layer_norm(sum(t.weight[at].float() for t, at in tables), (width,), eps=norm.eps)  # type: ignore[arg-type]
+        expected = F.layer_norm(sum(t.weight[at].float() for t, at in tables), (width,), eps=norm.eps)
         expected = expected * norm.weight.float() + (norm.bias.float() if bias else 0.0)
     assert fast.dtype == dtype
     assert_close(fast.float(), expected, **TOLERANCE[dtype])

@@ -149,7 +149,7 @@ def test_every_kind_of_data(folder: Path, name: str) -> None:
     assert np.isfinite(embedder.embed(["the river"])).all()
     assert not np.array_equal(embedder.embed(["the river"]), start)
     data = read_dataset("embed", X, y)
-    assert type(training_for(embedder).objective(data).loss) is kind
+    assert type(training_for(embedder).objective(data).loss) is kind  # type: ignore[attr-defined]
     assert embedder.modules.pooling.modes == ("cls",)
     assert embedder.modules.similarity == ("dot" if name == "margin-mse" else None)
     assert embedder.checkpoint.sentence is embedder.modules
@@ -159,7 +159,7 @@ def test_matryoshka_and_a_custom_loss(folder: Path) -> None:
     loss = losses.InfoNCELoss(scale=10.0, symmetric=True)
     embedder = Embedder(folder, loss=loss, matryoshka=[16, 8], epochs=1, normalize=True)
     embedder.fit(pairs(20), progress=False)
-    assert training_for(embedder).objective(read_dataset("embed", pairs(4))).loss == losses.MatryoshkaLoss(
+    assert training_for(embedder).objective(read_dataset("embed", pairs(4))).loss == losses.MatryoshkaLoss(  # type: ignore[attr-defined]
         loss, (32, 16, 8)
     )
     np.testing.assert_allclose(np.linalg.norm(embedder.embed(["the river"]), axis=1), 1, atol=1e-6)
@@ -209,11 +209,11 @@ def test_training_reads_long_texts_and_prompts_as_embed_does(tmp_path: Path) -> 
     seen = embedder.embed([text for example in data.examples for text in example.texts])
     training = training_for(embedder)
     objective = training.objective(data)
-    objective.attach(embedder.model, embedder.modules)
+    objective.attach(embedder.model, embedder.modules)  # type: ignore[attr-defined]
     mini = objective.collate(list(training.items(data)))
     assert len(mini.batch) > 6
     with torch.no_grad():
-        embeddings = objective.embed(embedder.model, mini, "").numpy()
+        embeddings = objective.embed(embedder.model, mini, "").numpy()  # type: ignore[attr-defined]
     np.testing.assert_allclose(embeddings, seen, atol=1e-6)
 
 

@@ -28,7 +28,7 @@ class Points(Embedder):
         similarity = None
         prompts: dict[str, str] = {}  # noqa: RUF012
 
-    def embed(self, texts: Any, *, prompt: str | None = None, prompt_name: str | None = None) -> np.ndarray:
+    def embed(self, texts: Any, *, prompt: str | None = None, prompt_name: str | None = None) -> np.ndarray:  # type: ignore[override]
         self.calls.append(len(texts))
         angles = np.radians([float(text.rstrip("°x")) for text in texts])
         return np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)

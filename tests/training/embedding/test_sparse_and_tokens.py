@@ -88,7 +88,7 @@ def test_gradients_of_late_interaction(folder: Path, attend: bool) -> None:
     loss.backward()
 
     encoder = transformers.AutoModel.from_pretrained(folder).eval()
-    weight = modules.layers[0].linear.weight.detach().clone().requires_grad_()  # type: ignore[union-attr,operator]
+    weight = modules.layers[0].linear.weight.detach().clone().requires_grad_()
     tokenizer = task.tokenizer
     assert tokenizer.mask_id is not None
 
@@ -106,7 +106,7 @@ def test_gradients_of_late_interaction(folder: Path, attend: bool) -> None:
     expected = F.cross_entropy(scores, torch.arange(4))
     expected.backward()
     torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
-    projection = modules.layers[0].linear.weight.grad  # type: ignore[union-attr]
+    projection = modules.layers[0].linear.weight.grad
     torch.testing.assert_close(projection, weight.grad, atol=1e-5, rtol=1e-4)
     words = model.encoder.embeddings.words.weight.grad
     torch.testing.assert_close(words, encoder.embeddings.word_embeddings.weight.grad, atol=1e-5, rtol=1e-4)

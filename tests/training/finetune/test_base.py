@@ -42,7 +42,7 @@ def test_a_head_with_the_same_labels_is_trained_further(encoder: Path, tmp_path:
     assert more.score(TEXTS, MOODS) > 0.9
     loud = [mood.upper() for mood in MOODS]
     fresh = bertie.Classifier(tmp_path / "one", epochs=1, lr=1e-9, dev_fraction=0).fit(TEXTS, loud, progress=False)
-    out = [item.checkpoint.model.head("classify").out.weight for item in (more, fresh)]  # type: ignore[union-attr]
+    out = [item.checkpoint.model.head("classify").out.weight for item in (more, fresh)]
     assert (out[0] - out[1]).abs().max() > 0.01
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertie.evaluation import metrics
+from bertie.evaluation import baselines, metrics
 from bertie.tasks import Classifier, Embedder, registry
 from bertie.training.finetune import cheap_baselines
 from bertie.training.finetune.base import training_for
@@ -75,7 +75,7 @@ def test_accuracies_are_compared_by_mcnemars_test(folder: Path) -> None:
 def test_large_data_is_sampled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cheap_baselines, "TEST_ROWS", 20)
     monkeypatch.setattr(cheap_baselines, "EMBEDDED_ROWS", 30)
-    monkeypatch.setattr(cheap_baselines.baselines, "MAX_ROWS", 40)
+    monkeypatch.setattr(baselines, "MAX_ROWS", 40)
     train, test = pets(60, 0), pets(33, 1)
     seen: list[int] = []
     embed = FrozenEncoder.texts

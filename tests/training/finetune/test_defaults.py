@@ -23,7 +23,7 @@ def dataset(rows: int, labels: int = 2, kind: str = "classify", multi_label: boo
     """Data of a given size; only its facts are used."""
     data = read_dataset("classify", ["a", "b"], ["x", "y"])
     names = tuple(f"label {i}" for i in range(labels))
-    return replace(data, kind=kind, examples=[data.examples[0]] * rows, labels=names, multi_label=multi_label)
+    return replace(data, kind=kind, examples=[data.examples[0]] * rows, labels=names, multi_label=multi_label)  # type: ignore[arg-type]
 
 
 def test_small_models_learn_faster_and_are_told_why() -> None:

@@ -34,7 +34,7 @@ def test_auto_compares_and_says_so(encoder: Path, tmp_path: Path, capsys: pytest
 
 def test_explicit_methods(encoder: Path) -> None:
     for method in ("frozen", "few-shot"):
-        task = bertie.Classifier(encoder, method=method, dev_fraction=0.0)  # type: ignore[arg-type]
+        task = bertie.Classifier(encoder, method=method, dev_fraction=0.0)
         assert task.fit(TEXTS, MOODS, progress=False).score(TEST, TEST_MOODS) > 0.8
         assert task.history_.method == method
         assert task.validation_ is None

@@ -35,15 +35,15 @@ def test_several_heads_over_one_encoder(encoder: Path, tmp_path: Path) -> None:
     assert heads["mood"].score(TEXTS, MOODS) > 0.8
     assert heads["names"].score(words, tags) > 0.8
     read = heads.read(TEXTS[:5])
-    assert [item["mood"] for item in read] == heads["mood"].classify(TEXTS[:5])  # type: ignore[attr-defined]
-    assert [item["names"] for item in read] == heads["names"].tag(TEXTS[:5])  # type: ignore[attr-defined]
+    assert [item["mood"] for item in read] == heads["mood"].classify(TEXTS[:5])
+    assert [item["names"] for item in read] == heads["names"].tag(TEXTS[:5])
     heads.save(tmp_path / "out")
     loaded = bertie.MultiTask.load(tmp_path / "out")
     assert loaded.read(TEXTS[:5]) == read
     assert sorted(loaded) == sorted(kinds)
     tagger = bertie.load(tmp_path / "out", head="names")
     assert isinstance(tagger, bertie.Tagger)
-    assert tagger.predict(words[:5]) == heads["names"].predict(words[:5])  # type: ignore[attr-defined]
+    assert tagger.predict(words[:5]) == heads["names"].predict(words[:5])
     with pytest.raises(NotFoundError, match="pass head="):
         bertie.load(tmp_path / "out")
     with pytest.raises(InputError, match="needs a text-classification head"):

@@ -36,7 +36,7 @@ def test_tagger(encoder: Path, tmp_path: Path) -> None:
     assert loaded.predict(words) == task.predict(words)
     assert_same_logits_in_transformers(loaded.checkpoint, tmp_path / "out", "TokenClassification", TEXTS[0])
     with pytest.raises(InputError, match="text 0 must be a list of words"):
-        task.predict(["Jane walked"])  # type: ignore[list-item]
+        task.predict(["Jane walked"])
 
 
 def test_a_missing_metrics_package_is_an_error_before_training(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def test_too_few_different_texts() -> None:
 def test_contradictions() -> None:
     for options in ({"folds": 1}, {"folds": 5, "dev_fraction": 0.1}, {"folds": 5, "refit": False}, {"refit": "yes"}):
         with pytest.raises(ConfigError, match=next(iter(options))):
-            Recipe(**options)  # type: ignore[arg-type]
+            Recipe(**options)
     pairs = read_dataset("embed", [("a", "b"), ("c", "d")])
     with pytest.raises(ConfigError, match="refit=True is not for embed"):
         plan_validation(Recipe(refit=True), pairs, seed=0)

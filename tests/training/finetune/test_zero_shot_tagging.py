@@ -91,7 +91,7 @@ def test_prompts_are_drawn_by_epoch_and_seed() -> None:
         (_, first), (_, second), (_, third) = (s.read(step) for s in (sampler, again, other))
         for a, b in zip(first, second, strict=True):
             assert np.array_equal(a.windows[0].ids, b.windows[0].ids)
-            (span,) = a.windows[0].values.tolist()  # type: ignore[union-attr]
+            (span,) = a.windows[0].values.tolist()
             assert 0 <= span[2] < len(a.extras[LABELS])
             prompts.add(tuple(a.windows[0].ids.tolist()))
         assert any(not np.array_equal(a.windows[0].ids, c.windows[0].ids) for a, c in zip(first, third, strict=True))
@@ -108,9 +108,9 @@ def test_a_prompt_names_its_labels() -> None:
             window, columns = example.windows[0], example.extras[LABELS]
             assert (window.ids[columns] == marker).all()
             assert np.count_nonzero(window.ids == marker) == len(columns)
-            for first, _, column in window.values.tolist():  # type: ignore[union-attr]
+            for first, _, column in window.values.tolist():
                 end = np.append(columns, np.flatnonzero(window.ids == task.tokenizer.id("<<SEP>>")))[column + 1]
-                label = task.tokenizer.decode(window.ids[columns[column] + 1 : end])
+                label = task.tokenizer.decode(window.ids[columns[column] + 1 : end])  # type: ignore[arg-type]
                 assert label.replace(" ", "") == {0: "person", 2: "place"}[first]
 
 
@@ -120,7 +120,7 @@ def test_long_texts_are_trained_on_in_windows() -> None:
     task, sampler = prepared(words, tags)
     examples = {len(e.windows): e for step in range(2) for e in sampler.read(step)[1]}
     (long,) = (example for count, example in examples.items() if count > 1)
-    assert sum(window.weights.sum() for window in long.windows) == 182  # type: ignore[union-attr]
+    assert sum(window.weights.sum() for window in long.windows) == 182
     assert all(len(window) <= task.checkpoint.max_length for window in long.windows)
     found = [tuple(v) for window in long.windows for v in window.values[:, :2].tolist()]  # type: ignore[index]
     assert len(found) >= 2
@@ -137,7 +137,7 @@ def test_words_are_those_of_the_reading() -> None:
     words, tags = [["the", "U.S.", "!"], ["in", "London"]], [["O", "B-group", "O"], ["O", "O"]]
     _, sampler = prepared(words, tags)
     (gold,) = (
-        window.values.tolist()[0]  # type: ignore[union-attr]
+        window.values.tolist()[0]
         for example in sampler.read(0)[1]
         for window in example.windows
         if len(window.values)  # type: ignore[arg-type]

@@ -17,26 +17,24 @@ IDS = [[3, 9, 4, 11, 5], [7], [8, 8, 2, 6, 30, 12, 1, 3], [5, 6, 7]]
 
 
 def make(seed: int = 0, depth: int = 2, dropout: float = 0.0, **changes: Any) -> Model:
-    cfg = EncoderConfig(
-        **{
-            "vocab": 40,
-            "width": 16,
-            "layer_map": tuple(range(depth)),
-            "heads": 2,
-            "head_width": 8,
-            "kv_heads": 2,
-            "ff_width": 24,
-            "activation": "gelu",
-            "embeddings": EmbeddingConfig(width=16, segments=2),
-            "positions": (Learned(32),),
-            "patterns": (Full(),) * depth,
-            "max_length": 32,
-            "dropout": dropout,
-            "attention_dropout": dropout,
-            "init_std": 0.3,
-        }
-        | changes
-    )
+    defaults: dict[str, Any] = {
+        "vocab": 40,
+        "width": 16,
+        "layer_map": tuple(range(depth)),
+        "heads": 2,
+        "head_width": 8,
+        "kv_heads": 2,
+        "ff_width": 24,
+        "activation": "gelu",
+        "embeddings": EmbeddingConfig(width=16, segments=2),
+        "positions": (Learned(32),),
+        "patterns": (Full(),) * depth,
+        "max_length": 32,
+        "dropout": dropout,
+        "attention_dropout": dropout,
+        "init_std": 0.3,
+    }
+    cfg = EncoderConfig(**(defaults | changes))
     torch.manual_seed(seed)
     width = cfg.width
     mlm = HeadConfig(kind="vocabulary", outputs=cfg.vocab, dense=width, activation="gelu", norm=NormConfig(), tied=True)
@@ -45,7 +43,12 @@ def make(seed: int = 0, depth: int = 2, dropout: float = 0.0, **changes: Any) ->
 
 def wide(seed: int = 9, dropout: float = 0.0) -> Model:
     """A model of another width and another number of heads."""
-    shape = {"width": 24, "heads": 3, "kv_heads": 3, "embeddings": EmbeddingConfig(width=24, segments=2)}
+    shape: dict[str, Any] = {
+        "width": 24,
+        "heads": 3,
+        "kv_heads": 3,
+        "embeddings": EmbeddingConfig(width=24, segments=2),
+    }
     return make(seed, dropout=dropout, **shape)
 
 

@@ -115,10 +115,10 @@ class Poisoned:
 def made(case: str, data: Path, folder: Path | None = None, dropout: float = 0.0, **options: Any) -> Trainer:
     """A run of a case."""
     recipe = Recipe(lr=2e-3, batch_tokens=BUDGET, micro_tokens=64, dropout=dropout, seed=5)
-    options = {"keep": "last", "progress": False, "rollback": folder is not None} | options
+    settings: dict[str, Any] = {"keep": "last", "progress": False, "rollback": folder is not None} | options
     if case == "poison":
         plan: BatchSampler = Poisoned(48, {17: float("nan"), 31: float("nan")})
-        return Trainer(tiny.model(dropout), plan, tiny.recipe(batch_size=4), folder=folder, **options)
+        return Trainer(tiny.model(dropout), plan, tiny.recipe(batch_size=4), folder=folder, **settings)
     (ours, theirs), (tokenizer, other) = corpora(data), tokenizers()
     head: Any = {"tied": "rtd", "gdes": "rtd", "pairs": "nsp"}.get(case, "mlm")
     model = checkpoint(tokenizer, head=head, dropout=dropout).model
@@ -138,7 +138,8 @@ def made(case: str, data: Path, folder: Path | None = None, dropout: float = 0.0
     else:
         teacher = checkpoint(other, 16, seed=2)
         teacher.sentence = SentenceModules.create(16, "mean", max_seq_length=64)
-        aligned, how = AlignedCorpora(ours, theirs, REACH), {"budget": BUDGET, "seed": 5}
+        aligned = AlignedCorpora(ours, theirs, REACH)
+        how: dict[str, Any] = {"budget": BUDGET, "seed": 5}
         taught: Any = SentenceDistillationSampler(
             aligned, tokenizer, STEPS, SentenceDistillation(model, teacher, layers=2), masking=Masking(), **how
         )
@@ -146,7 +147,7 @@ def made(case: str, data: Path, folder: Path | None = None, dropout: float = 0.0
             aligned, tokenizer, STEPS, SentenceDistillation(model, teacher, words=0.0), **how
         )
         plan = taught if case == "taught" else MixtureSampler([taught, bare], [1, 1], STEPS, 5)
-    return Trainer(model, plan, recipe, folder=folder, **options)
+    return Trainer(model, plan, recipe, folder=folder, **settings)
 
 
 def train(case: str, folder: Path) -> None:
@@ -197,7 +198,7 @@ if __name__ == "__main__":
         kill_points.train = train
         corpora(DATA)
         for asked in sys.argv[3:]:
-            print(asked, kill_points.main(*asked.split(":"), top / asked), flush=True)
+            print(asked, kill_points.main(*asked.split(":"), top / asked), flush=True)  # type: ignore[arg-type, call-arg]
     else:
         replaced_tokens.sample = likeliest
         for asked in sys.argv[3:]:

@@ -8,6 +8,7 @@ import random
 import re
 import tomllib
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from tests.cli.test_tour import VERBS
 
 RECIPES = sorted((recipes.FOLDER / "bertie-small").glob("*.toml"))
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-STEPS = {"1-multitask": 90}
+EXPERIMENT = recipes.FOLDER / "bertie-small" / "experiments" / "continue.toml"
+STEPS = {"1-multitask": 90, "continue": 20}
+HEADS = {"mlm", "qa", "ner", "rerank", "sentiment", "nli"}
 
 
 def shrunk(file: Path) -> str:
@@ -78,6 +81,7 @@ def write_heads(folder: Path, say: Callable[[int], str], draw: random.Random) ->
             folder / f"ner.{split}.jsonl.gz",
             [{"tokens": say(7).split(), "tags": [tags[(i + k) % 7] for k in range(7)]} for i in range(count)],
         )
+    write(folder / "names.train.jsonl.gz", [{"tokens": say(2).split(), "tags": tags[1:3]} for _ in range(40)])
     questions, passages = [], []
     for number in range(40):
         context = say(40)
@@ -93,6 +97,24 @@ def run(*argv: str) -> None:
     assert main(list(argv)) == 0
 
 
+def continue_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The experiment: trained further, and averaged with the model that it started from."""
+    monkeypatch.syspath_prepend(str(EXPERIMENT.parents[1]))
+    interpolate = import_module("interpolate").main
+    Path(EXPERIMENT.name).write_text(shrunk(EXPERIMENT))
+    run("pretrain", EXPERIMENT.name, "-o", "continued", "-m", "./bertie-small", "--device", "cpu")
+    interpolate(["./continued", "averaged", "--towards", "./bertie-small", "--weight", "0.75"])
+    models = {name: Checkpoint.load(f"./{name}") for name in ("bertie-small", "continued", "averaged")}
+    weights = {name: model.model.state_dict() for name, model in models.items()}
+    layer, head = "encoder.blocks.1.ff.down.weight", "heads.ner.out.weight"
+    for name in (layer, head):
+        torch.testing.assert_close(
+            weights["averaged"][name], 0.75 * weights["continued"][name] + 0.25 * weights["bertie-small"][name]
+        )
+    assert not weights["continued"][layer].equal(weights["bertie-small"][layer])
+    assert set(models["continued"].heads) == set(models["averaged"].heads) == HEADS
+
+
 def test_all_stages_from_the_tokenizer_to_the_tour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +125,7 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
         return " ".join(draw.choices(known, k=count))
 
     monkeypatch.chdir(tmp_path)
-    sources = ("core", "featured", "sentences")
+    sources = ("core", "featured", "sentences", "everyday")
     for name in sources:
         words, lines, count = (40, 40, 6) if name in ("core", "featured") else (12, 1, 60)
         texts = [
@@ -124,6 +146,9 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
     shape = SHAPE | {"max_position_embeddings": 128, "vocab_size": ours.vocab_size}
     transformers.BertModel(transformers.BertConfig(**shape)).save_pretrained("student")
     ours.save("student")
+    student = Checkpoint.load("student")
+    student.sentence = SentenceModules.create(16, "mean", max_seq_length=128)
+    student.save("student", overwrite=True)
     # A teacher that is wider than the student, as all-mpnet-base-v2 is.
     wide = SHAPE | {"hidden_size": 24, "max_position_embeddings": 128}
     teacher = new_model({"model_type": "bert", **wide}, Tokenizer.from_folder("theirs"), seed=1)
@@ -131,7 +156,7 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
     teacher.save("teacher")
     write_heads(tmp_path / "heads", say, draw)
 
-    assert [file.stem for file in RECIPES] == list(STEPS)
+    assert {file.stem for file in [*RECIPES, EXPERIMENT]} == set(STEPS)
     scores: dict[str, Any] = {}
     for file in RECIPES:
         out = re.search(r"-o WORK/(\S+)", file.read_text("utf-8"))
@@ -145,7 +170,7 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
     assert scores.keys() >= {"loss", "accuracy", "sentiment", "nli", "ner"}
 
     made = Checkpoint.load("./bertie-small")
-    assert set(made.heads) == {"mlm", "qa", "ner", "rerank", "sentiment", "nli"}
+    assert set(made.heads) == HEADS
     assert made.sentence is not None
     assert made.max_length == 128
     assert list(made.heads["sentiment"].labels.values()) == ["negative", "neutral", "positive"]
@@ -153,6 +178,8 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
     first = Checkpoint.load("student").model.state_dict()
     last = made.model.state_dict()
     assert all(not last[name].equal(tensor) for name, tensor in first.items() if name.startswith("encoder.blocks.0.ff"))
+
+    continue_training(monkeypatch)
 
     run("weight-tokens", "sentences.txt", "-m", "./bertie-small", "-o", "weighted")
     weighted = Checkpoint.load("weighted")
@@ -167,7 +194,7 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
     assert report["hidden"]["min_cosine"] > 0.99
     folders = ("bertie-small", f"models/{hub.DEFAULT}")
     size = [sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) for name in folders]
-    assert size[1] < 0.5 * size[0]
+    assert size[1] < 0.5 * size[0]  # type: ignore[index]
     monkeypatch.setattr(hub, "BUILT_IN", tmp_path / "models")
     capsys.readouterr()
     run("tour", "--json")

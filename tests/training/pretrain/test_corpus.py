@@ -202,7 +202,7 @@ def test_killed_at_any_write(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: 
     assert len(whole["shards"]) > 2
     want = files(tmp_path / "whole")
     assert "heldout/corpus.json" in want
-    honest, writes = writing.atomic_write, 0
+    honest, writes = writing.atomic_write, 0  # type: ignore[attr-defined]
 
     def dying(path: Path, content: bytes) -> None:
         nonlocal writes
@@ -233,7 +233,7 @@ def test_killed_again_and_again(tokenizer: Tokenizer, tmp_path: Path, monkeypatc
     source = write_text(tmp_path / "a.txt", texts(40))
     how = CorpusSettings(shard_tokens=400)
     build_corpus([source], tokenizer, tmp_path / "whole", how)
-    honest = writing.atomic_write
+    honest = writing.atomic_write  # type: ignore[attr-defined]
     made: Counter[str] = Counter()
 
     def dying(path: Path, content: bytes) -> None:
@@ -260,7 +260,7 @@ def stopped(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A source, and a folder with some of its shards."""
     monkeypatch.setattr(writing, "TOKENIZE_BLOCK", 700)
     source = write_text(tmp_path / "a.txt", texts(40))
-    honest = writing.atomic_write
+    honest = writing.atomic_write  # type: ignore[attr-defined]
 
     def dying(path: Path, content: bytes) -> None:
         if path.name == "shard-00003.bin":

@@ -82,7 +82,7 @@ def test_the_page_plots_losses_against_tokens(tmp_path: Path, monkeypatch: pytes
         drawn[alt.split(" by ")[0]] = (series, x)
         return real(alt, series, x, y, **options)
 
-    real = curves.lines
+    real = curves.lines  # type: ignore[attr-defined]
     monkeypatch.setattr(curves, "lines", lines)
     fed(tmp_path, 1000)
     (training, held), unit = drawn["Loss"]

@@ -26,7 +26,7 @@ def test_the_loss_equals_that_of_all_logits(tied: bool) -> None:
     assert_close(loss.double(), plain, atol=1e-4, rtol=0)
 
     gradients = torch.autograd.grad(loss, list(model.parameters()))
-    for got, wanted in zip(gradients, torch.autograd.grad(plain, list(model.parameters())), strict=True):
+    for got, wanted in zip(gradients, torch.autograd.grad(plain, list(model.parameters())), strict=True):  # type: ignore[arg-type]
         assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 
 

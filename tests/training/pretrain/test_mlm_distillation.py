@@ -40,7 +40,7 @@ def test_layers_are_spaced_as_in_distilbert() -> None:
             assert torch.equal(a, b)
             assert a is not b
     assert torch.equal(student.encoder.embeddings.words.weight, teacher.encoder.embeddings.words.weight)
-    assert torch.equal(student.head("mlm").dense.weight, teacher.head("mlm").dense.weight)  # type: ignore[union-attr]
+    assert torch.equal(student.head("mlm").dense.weight, teacher.head("mlm").dense.weight)
 
 
 def test_copying_all_layers_gives_the_teacher() -> None:
@@ -64,14 +64,14 @@ def test_weights_of_other_shapes_are_skipped_and_returned() -> None:
         "heads.classify.out.bias",
     }
     assert torch.equal(student.encoder.embeddings.words.weight, before)
-    assert torch.equal(student.encoder.embeddings.positions.weight, teacher.encoder.embeddings.positions.weight)  # type: ignore[union-attr]
+    assert torch.equal(student.encoder.embeddings.positions.weight, teacher.encoder.embeddings.positions.weight)
 
 
 def test_shared_blocks_are_read_by_layer() -> None:
     teacher, student = make(0, depth=4, layer_map=(0, 0, 1, 1)), make(1)
     copy_layers(teacher, student, [1, 2])
     for i in (0, 1):
-        assert torch.equal(student.encoder.blocks[i].ff.up.weight, teacher.encoder.blocks[i].ff.up.weight)
+        assert torch.equal(student.encoder.blocks[i].ff.up.weight, teacher.encoder.blocks[i].ff.up.weight)  # type: ignore[arg-type]
 
 
 def test_layers_that_cannot_be_copied() -> None:
@@ -102,7 +102,7 @@ def test_triple_loss_is_distilberts_on_transformers_models() -> None:
         "attention_mask": torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in ids]),
         "output_hidden_states": True,
     }
-    real = inputs["attention_mask"].bool()
+    real = inputs["attention_mask"].bool()  # type: ignore[attr-defined]
     torch.manual_seed(0)
     chosen = real & (torch.rand(real.shape) < 0.4)
     labels = torch.where(chosen, torch.randint(0, 60, padded.shape), -100)

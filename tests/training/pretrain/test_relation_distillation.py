@@ -40,7 +40,7 @@ def projected(model: Model, batch: Batch, layer: int) -> list[tuple[Tensor, Tens
     """q, k, v of each text in a post-norm model: from the state below the layer, with weights cut by hand."""
     x = list(model.encoder.hidden_states(batch))[layer]
     qkv, out = model.encoder.blocks[model.config.layer_map[layer]].attention.qkv, []
-    weights, biases = torch.split(qkv.weight, qkv.sizes), torch.split(qkv.bias, qkv.sizes)
+    weights, biases = torch.split(qkv.weight, qkv.sizes), torch.split(qkv.bias, qkv.sizes)  # type: ignore[arg-type]
     for start, end in pairwise(batch.cu_seqlens.tolist()):
         parts = [x[start:end] @ w.T + b for w, b in zip(weights, biases, strict=True)]
         out.append((parts[0], parts[1], parts[2]))
@@ -120,7 +120,7 @@ def test_attention_is_transformers(name: str, layer: int) -> None:
 def test_projections_are_those_of_the_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a block serves several layers, or also projects positions: the projections are the inputs of attention."""
     given: list[tuple[Tensor, ...]] = []
-    attend = attention.attend
+    attend = attention.attend  # type: ignore[attr-defined]
 
     def listen(inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         given.append((inputs.q, inputs.k, inputs.v))
@@ -183,7 +183,7 @@ def test_relations_that_do_not_fit_are_refused() -> None:
     student, batch = make(1), Batch.from_ids(IDS)
     for pairs in (("qk",), ("vv",)):
         with pytest.raises(ConfigError, match="3 heads in the teacher and 2 in the student"):
-            RelationLoss(wide(), relations=pairs).loss(student, batch)  # type: ignore[arg-type]
+            RelationLoss(wide(), relations=pairs).loss(student, batch)
     with pytest.raises(ConfigError, match="heads=6 must divide the width 16 of 'qq' in the student"):
         RelationLoss(wide(), heads=6).loss(student, batch)
     with pytest.raises(ConfigError, match="layer=2 of the teacher must lie between -2 and 1"):

@@ -106,7 +106,7 @@ def test_gdes_starts_at_the_generators_table_and_follows_it() -> None:
     assert torch.equal(words.weight, base.weight)
     with torch.no_grad():
         base.weight += 1
-        words.parametrizations.weight.original += 0.5  # type: ignore[union-attr, operator]
+        words.parametrizations.weight.original += 0.5
     assert_close(words.weight, base.weight + 0.5)
 
 
@@ -150,7 +150,7 @@ def test_models_that_cannot_share_embeddings_are_refused() -> None:
     generator = built({"mlm": replace(MLM, dense=8)}, width=8, embedding=8)
     for sharing in ("tied", "gdes"):
         with pytest.raises(ConfigError, match=r"words of the generator has \(60, 8\)"):
-            ReplacedTokenDetection(generator, built({"rtd": RTD}), sharing)  # type: ignore[arg-type]
+            ReplacedTokenDetection(generator, built({"rtd": RTD}), sharing)
     with pytest.raises(ConfigError, match="sharing='some'"):
         ReplacedTokenDetection(generator, built({"rtd": RTD}), "some")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="weight=0"):

@@ -161,8 +161,9 @@ def test_a_recipe_from_a_file(tmp_path: Path) -> None:
 
 def poisoned(folder: Path | None, factors: dict[int, float], steps: int = 80, **options: Any) -> Trainer:
     plan = Poisoned(steps, factors)
-    options = {"rollback": True, "progress": False, "keep": "last", "save_steps": 20, "evaluate_at": ()} | options
-    return Trainer(tiny.model(), plan, tiny.recipe(batch_size=4), folder=folder, **options)
+    defaults = {"rollback": True, "progress": False, "keep": "last", "save_steps": 20, "evaluate_at": ()}
+    settings: dict[str, Any] = defaults | options
+    return Trainer(tiny.model(), plan, tiny.recipe(batch_size=4), folder=folder, **settings)
 
 
 class Stop(Exception):
@@ -180,7 +181,7 @@ def skipping(folder: Path, spans: list[tuple[int, int]], steps: int = 80, **opti
                 raise Stop
             return read(step)
 
-        trainer.sampler.read = until  # type: ignore[method-assign]
+        trainer.sampler.read = until
         with pytest.raises(Stop):
             trainer.run()
         state = torch.load(folder / "state.pt", weights_only=True)
@@ -220,7 +221,7 @@ def test_a_spike_is_rolled_back_and_skipped(
     else:
         state = poisoned(tmp_path / "c", {60: 1.0}, 80)
         read = state.sampler.read
-        state.sampler.read = lambda step: read(step) if step < 60 else (_ for _ in ()).throw(Stop())  # type: ignore[method-assign, assignment]
+        state.sampler.read = lambda step: read(step) if step < 60 else (_ for _ in ()).throw(Stop())
         with pytest.raises(Stop):
             state.run()
         saved = torch.load(tmp_path / "c" / "state.pt", weights_only=True)["model"]
@@ -267,7 +268,7 @@ def test_too_many_consecutive_rollbacks_end_a_run(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize("options", [{"folder": None}, {"rollback": False}])
 def test_without_a_checkpoint_a_spike_is_an_error(tmp_path: Path, options: dict[str, Any]) -> None:
-    trainer = poisoned(**({"folder": tmp_path, "factors": {7: NAN}, "save_steps": None} | options))
+    trainer = poisoned(**({"folder": tmp_path, "factors": {7: NAN}, "save_steps": None} | options))  # type: ignore[arg-type]
     with pytest.raises(TrainingError, match=r"^the loss is nan at step 8: the learning rate \(0\.003\)"):
         trainer.run()
 

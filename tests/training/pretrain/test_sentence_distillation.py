@@ -195,7 +195,7 @@ def test_documents_with_different_words_are_left_out(tmp_path: Path) -> None:
     assert aligned.documents.tolist() == [0, 2, 4]
     only = [corpus_of(tmp_path / name, odd, one) for name, one in (("c", pieces), ("d", pairs))]
     with pytest.raises(InputError, match="have no document with the same words"):
-        AlignedCorpora(*only, 32)
+        AlignedCorpora(*only, 32)  # type: ignore[arg-type, call-arg]
 
 
 def test_corpora_that_do_not_match_are_refused(corpora: tuple[Corpus, Corpus], tokenizers: Any, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_corpora_that_do_not_match_are_refused(corpora: tuple[Corpus, Corpus], t
 
 def steps(corpora: Any, tokenizers: Any, objective: Any = None, **options: Any) -> SentenceDistillationSampler:
     return SentenceDistillationSampler(
-        AlignedCorpora(*corpora, options.pop("max_length", 40)),
+        AlignedCorpora(*corpora, options.pop("max_length", 40)),  # type: ignore[call-arg]
         tokenizers[0],
         options.pop("steps", 30),
         objective,
@@ -320,7 +320,7 @@ def test_the_loss_is_that_of_each_word_and_text(corpora: Any, tokenizers: Any) -
     for i in range(len(s_)):
         others = [j for j in range(len(s_)) if j != i]
         ours, theirs = (torch.log_softmax(20 * x[others] @ x[i], 0) for x in (s_, t_))
-        near.append((theirs.exp() * (theirs - ours)).sum())
+        near.append((theirs.exp() * (theirs - ours)).sum())  # type: ignore[attr-defined]
     wanted = (
         1.3 * torch.stack(of_words).mean()
         + 0.7 * torch.stack(of_texts).mean()
@@ -386,7 +386,7 @@ def test_several_objectives_share_auxiliary_modules(corpora: Any, tokenizers: An
     SentenceDistillation(student, teacher, components=PrincipalComponents(torch.eye(12, 16)))
     first = student.auxiliary["words"]
     with torch.no_grad():
-        first.weight.add_(1.0)  # type: ignore[operator, union-attr]
+        first.weight.add_(1.0)
     SentenceDistillation(student, teacher, words=2.0)
     assert student.auxiliary["words"] is first
     assert list(student.auxiliary) == ["words", "components"]
@@ -397,7 +397,7 @@ def test_invalid_arguments_are_refused(tokenizers: Any) -> None:
     for name in ("words", "embeddings", "similarities", "neighbours", "mlm"):
         for value in (-1.0, float("inf"), float("nan")):
             with pytest.raises(ConfigError, match=f"^{name}={value} must be 0 or greater$"):
-                SentenceDistillation(student, teacher, **{name: value})
+                SentenceDistillation(student, teacher, **{name: value})  # type: ignore[arg-type]
     for layers in (0, 3):
         with pytest.raises(ConfigError, match=f"^layers={layers} must be from 1 to 2, the teacher's depth$"):
             SentenceDistillation(student, teacher, layers=layers)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from preparation.emotions import sentiment
 from preparation.entities import entities
+from preparation.everyday import everyday
 from preparation.files import SEED, Row, evaluation_keys, write, write_rows
 from preparation.functions import functions
 from preparation.inference import inference
@@ -26,7 +27,7 @@ from preparation.sentences import sentences
 from preparation.silver import NamedEntityModel
 from preparation.wikipedia import sample_documents, sample_wikipedia
 
-KINDS = ("sentiment", "ner", "qa", "rerank", "nli", "sentences", "sample")
+KINDS = ("sentiment", "ner", "qa", "rerank", "nli", "sentences", "everyday", "sample")
 
 # Rows that training evaluates on, sampled; other files are used whole.
 CUT = {"ner.dev": 1_200, "sentiment.dev": 1_200, "nli.dev": 1_200}
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("rerank", lambda: ranking(data, wiki.passages, code, seen)),
         ("nli", lambda: inference(data, wiki.passages, seen)),
         ("sentences", lambda: [("sentences", sentences(data, wiki, code, seen))]),
+        ("everyday", lambda: [("everyday", everyday(data, wiki, seen))]),
     ):
         if kind in options.only:
             files = dict(make())

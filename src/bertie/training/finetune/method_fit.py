@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ class MethodChoice:
 
 
 def compare_methods(
-    task: AnyTrainable, folds: dict[str, Sequence[Predictions]], metric: str, left_out: dict[str, str], source: str
+    task: AnyTrainable, folds: Mapping[str, Sequence[Predictions]], metric: str, left_out: dict[str, str], source: str
 ) -> MethodChoice:
     """Choose by the predictions of each method, fold by fold: the folds are the same for all."""
     count = len(next(iter(folds.values())))

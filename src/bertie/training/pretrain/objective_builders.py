@@ -103,7 +103,8 @@ class RunContext:
 def model_name(data: Path, name: str) -> str:
     """A folder below `data` if there is one, else any name that `Checkpoint.load` takes."""
     folder = data / Path(name).expanduser()
-    return str(folder) if folder.is_dir() and not is_built_in(name) else name
+    # Absolute, as ./bertie-small becomes bertie-small in a path, which is the built-in model's name.
+    return str(folder.absolute()) if folder.is_dir() and not is_built_in(name) else name
 
 
 def build_sampler(context: RunContext) -> BatchSampler:

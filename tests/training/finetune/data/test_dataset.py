@@ -668,7 +668,7 @@ def examples(draw: Callable[..., Any], kind: Kind) -> list[Example]:
 def datas(draw: Callable[..., Any]) -> LabelledDataset:
     what = draw(st.sampled_from(["classify", "multi", "regress", "tag", "answer", "rerank"]))
     kind = "classify" if what == "multi" else what
-    return LabelledDataset("the data", kind, examples(draw, what), what == "multi", ("x", "y", "z"), {"x": "x"})
+    return LabelledDataset("the data", kind, examples(draw, what), what == "multi", ("x", "y", "z"), {"x": "x"})  # type: ignore[arg-type]
 
 
 def key(data: LabelledDataset, example: Example) -> tuple[str, ...]:

@@ -30,9 +30,11 @@ def entities(data: Path, passages: Sequence[WikiPassage], model: NamedEntityMode
     if model is not None:
         train += _silver(data, passages, model, draw)
     held = {key(" ".join(row["tokens"])) for row in dev + test}
-    rows = [row for row in unseen(train, held, "tokens") if _keep(row, draw)]
+    usable = [row for row in unseen(train, held, "tokens") if not _begins_with_mark(row)]
+    rows = [row for row in usable if _keep(row, draw)]
     rows += [row for row in rows if row["source"] == "wnut17"] * (WNUT_COPIES - 1)
     yield "ner.train", [with_title(row, draw) if draw.random() < TITLED else row for row in rows]
+    yield "names.train", [row for row in usable if row["source"] == "wikiann"]
     yield "ner.dev", dev
     yield "ner.test", test
 
@@ -49,14 +51,15 @@ def _wnut(tag: str) -> str:
     return f"{place}-{WNUT[kind]}" if kind in WNUT else "O"
 
 
-def _keep(row: Row, draw: random.Random) -> bool:
-    """Drop rows in which a punctuation mark begins a name, and some of those that are a name and nothing else."""
-    if row["source"] != "wikiann":
-        return True
+def _begins_with_mark(row: Row) -> bool:
+    """Whether a punctuation mark begins a name, as in some rows of WikiANN."""
     marks = [tag for token, tag in zip(row["tokens"], row["tags"], strict=True) if not re.search(r"\w", token)]
-    if any(tag.startswith("B-") for tag in marks):
-        return False
-    return "O" in row["tags"] or draw.random() < NAMES_ONLY
+    return row["source"] == "wikiann" and any(tag.startswith("B-") for tag in marks)
+
+
+def _keep(row: Row, draw: random.Random) -> bool:
+    """Drop some of the rows of WikiANN that are a name and nothing else."""
+    return row["source"] != "wikiann" or "O" in row["tags"] or draw.random() < NAMES_ONLY
 
 
 def _negatives(data: Path, draw: random.Random) -> Iterator[Row]:
