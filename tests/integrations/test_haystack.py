@@ -24,14 +24,18 @@ from haystack.document_stores.in_memory import InMemoryDocumentStore
 def test_embedders(embedder: Embedder) -> None:
     documents = [Document(content=text, meta={"title": "News", "row": row}) for row, text in enumerate(CATS)]
     embedded = BertieDocumentEmbedder().run(documents)["documents"]
-    np.testing.assert_array_equal(np.float32([document.embedding for document in embedded]), embedder.embed(CATS))
+    np.testing.assert_array_equal(
+        np.array([document.embedding for document in embedded], np.float32), embedder.embed(CATS)
+    )
     assert [document.meta["row"] for document in embedded] == [0, 1, 2]
     assert documents[0].embedding is None  # they are left as they are
     titled = BertieDocumentEmbedder(meta_fields_to_embed=["title"], embedding_separator=": ").run(documents)
     expected = embedder.embed([f"News: {text}" for text in CATS])
-    np.testing.assert_array_equal(np.float32([document.embedding for document in titled["documents"]]), expected)
+    np.testing.assert_array_equal(
+        np.array([document.embedding for document in titled["documents"]], np.float32), expected
+    )
     query = BertieTextEmbedder(prompt="query: ").run("cats")["embedding"]
-    np.testing.assert_array_equal(np.float32(query), embedder.embed("query: cats"))
+    np.testing.assert_array_equal(np.array(query, np.float32), embedder.embed("query: cats"))
     assert BertieDocumentEmbedder().run([])["documents"] == []
 
 
@@ -48,7 +52,7 @@ def test_a_pipeline_that_answers(reranker: Reranker, reader: Reader) -> None:
     pipeline.connect("ranker.documents", "reader.documents")
     question = "Who wrote Emma?"
     pipeline = Pipeline.loads(pipeline.dumps(), allowed_modules=["bertie.integrations.haystack"])  # as a saved one
-    pipeline.get_component("retriever").document_store = store
+    pipeline.get_component("retriever").document_store = store  # type: ignore[attr-defined]
     data = {"embedder": {"text": question}, "ranker": {"query": question}, "reader": {"query": question}}
     answers = pipeline.run(data)["reader"]["answers"]
     assert [answer.data for answer in answers] == ["Jane Austen", None]

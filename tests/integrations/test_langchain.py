@@ -20,9 +20,11 @@ from langchain_core.vectorstores import InMemoryVectorStore
 
 def test_embeddings(embedder: Embedder) -> None:
     adapter = BertieEmbeddings(embedder, query_prompt="query: ")
-    np.testing.assert_array_equal(np.float32(adapter.embed_documents(CATS)), embedder.embed(CATS))
-    np.testing.assert_array_equal(np.float32(adapter.embed_query("cats")), embedder.embed("query: cats"))
-    np.testing.assert_array_equal(np.float32(asyncio.run(adapter.aembed_query("cats"))), embedder.embed("query: cats"))
+    np.testing.assert_array_equal(np.array(adapter.embed_documents(CATS), np.float32), embedder.embed(CATS))
+    np.testing.assert_array_equal(np.array(adapter.embed_query("cats"), np.float32), embedder.embed("query: cats"))
+    np.testing.assert_array_equal(
+        np.array(asyncio.run(adapter.aembed_query("cats")), np.float32), embedder.embed("query: cats")
+    )
     assert adapter.embed_documents([]) == []
 
 

@@ -20,10 +20,12 @@ from llama_index.core.schema import NodeWithScore, TextNode
 
 def test_embeddings(embedder: Embedder) -> None:
     adapter = BertieEmbedding(embedder, query_prompt="query: ")
-    np.testing.assert_array_equal(np.float32(adapter.get_text_embedding_batch(CATS)), embedder.embed(CATS))
-    np.testing.assert_array_equal(np.float32(adapter.get_query_embedding("cats")), embedder.embed("query: cats"))
+    np.testing.assert_array_equal(np.array(adapter.get_text_embedding_batch(CATS), np.float32), embedder.embed(CATS))
+    np.testing.assert_array_equal(
+        np.array(adapter.get_query_embedding("cats"), np.float32), embedder.embed("query: cats")
+    )
     vectors = asyncio.run(adapter.aget_text_embedding_batch(CATS))
-    np.testing.assert_array_equal(np.float32(vectors), embedder.embed(CATS))
+    np.testing.assert_array_equal(np.array(vectors, np.float32), embedder.embed(CATS))
     assert adapter.model_name == embedder.checkpoint.source
 
 
