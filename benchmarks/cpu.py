@@ -365,7 +365,7 @@ def growth(model: Path, threads: int) -> dict[str, dict[str, dict[int, float]]]:
 
 def plot(results: dict[str, dict[str, dict[int, float]]], folder: Path) -> None:
     """Write the two plots."""
-    from benchmarks.serve import _STYLE
+    from benchmarks.serve_plot import STYLE
     from bertie.evaluation.plots import Line, lines
 
     for part, x in (("total", "total tokens"), ("length", "tokens per text, 8,192 in total")):
@@ -375,7 +375,7 @@ def plot(results: dict[str, dict[str, dict[int, float]]], folder: Path) -> None:
         ]
         svg = lines(f"Time on a CPU by {x}", series, f"{x}, as a power of two", "milliseconds, as a power of two")
         svg = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-        (folder / f"cpu-{part}.svg").write_text(svg.replace("</title>", "</title>" + _STYLE, 1) + "\n")
+        (folder / f"cpu-{part}.svg").write_text(svg.replace("</title>", "</title>" + STYLE, 1) + "\n")
 
 
 def reference_engine(engines: Sequence[Engine], arguments: tuple[Any, ...], precision: str) -> Engine:

@@ -103,7 +103,7 @@ def tune_activation(rows: int, width: int, gated: bool) -> None:
         activation.TILE, activation.WARPS = (tile, tile), (warps, warps)
         with torch.no_grad():
             inference[tile, warps] = milliseconds(lambda: function.run(x, bias, "gelu", gated))
-        out: Tensor = function.apply(x, bias, "gelu", gated)  # type: ignore[no-untyped-call]
+        out: Tensor = function.apply(x, bias, "gelu", gated)
         for programs in (8, 16, 32):
             activation.PROGRAMS = programs
             backward_pass[tile, warps, programs] = backward(out, [x] if bias is None else [x, bias])

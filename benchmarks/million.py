@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.serve import _STYLE
+from benchmarks.serve_plot import STYLE
 from bertie.evaluation.plots import Line, lines
 from bertie.search.analyzer import Analyzer
 from bertie.search.bm25 import refresh_bm25
@@ -241,7 +241,7 @@ def plot(rows: list[dict[str, Any]]) -> str:
     ]
     svg = lines("Scaling of an index", series, "passages, log10", "log10")
     svg = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return svg.replace("</title>", "</title>" + _STYLE, 1) + "\n"
+    return svg.replace("</title>", "</title>" + STYLE, 1) + "\n"
 
 
 def main() -> None:

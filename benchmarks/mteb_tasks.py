@@ -24,7 +24,7 @@ def retrieval_task(name: str, dataset: RetrievalDataset, candidates: Mapping[str
     from datasets import Dataset
     from mteb.abstasks.retrieval import AbsTaskRetrieval
 
-    class Task(AbsTaskRetrieval):  # type: ignore[misc]
+    class Task(AbsTaskRetrieval):
         def load_data(self, *args: Any, **options: Any) -> None:
             queries = [{"id": query, "text": text} for query, text in dataset.queries.items()]
             corpus = [{"id": document, "title": "", "text": text} for document, text in dataset.corpus.items()]
@@ -43,7 +43,7 @@ def sts_task(name: str, pairs: Sequence[Mapping[str, Any]]) -> Any:
     from datasets import Dataset
     from mteb.abstasks.sts import AbsTaskSTS
 
-    class Task(AbsTaskSTS):  # type: ignore[misc]
+    class Task(AbsTaskSTS):
         def load_data(self, *args: Any, **options: Any) -> None:
             columns = {"sentence1": "text_a", "sentence2": "text_b", "score": "score"}
             read = Dataset.from_dict({new: [row[old] for row in pairs] for new, old in columns.items()})

@@ -481,7 +481,7 @@ class Bench:
 
                 self.attempt(row, ours, needs=5)
                 tried.append((row, ours))
-            best(tried)
+            best(tried)  # type: ignore[arg-type]
 
         peer = peer_bert(shape)
         optimized: dict[str, Peer] = {}
@@ -506,8 +506,8 @@ class Bench:
                     theirs(row, made)
 
                 self.attempt(row, other, needs=4)
-                tried.append((row, other))
-            best(tried)
+                tried.append((row, other))  # type: ignore[arg-type]
+            best(tried)  # type: ignore[arg-type]
 
         if options.compile:
             batch = options.batches[-1]
@@ -581,7 +581,7 @@ class Bench:
 
         for on in (False, True) if HERE.type == "cuda" else (False,):
             row = Row("rtd", "bertie", f"{options.rtd_size} tokens{', fused' if on else ''}", [], needed, weights)
-            self.attempt(row, lambda row=row, on=on: ours(row, on), needs=6)  # type: ignore[misc]
+            self.attempt(row, lambda row=row, on=on: ours(row, on), needs=6)
         batch = options.rtd_batch
         row = Row("rtd", "transformers", f"padded rows, {batch} at a time", [], needed, weights)
 

@@ -216,7 +216,7 @@ def best_on(sets: Sequence[tuple[Qrels, Mapping[str, Run]]], stages: Sequence[st
         }
         for qrels, runs in sets
     ]
-    return dict(max(tried[0], key=lambda weights: sum(values[weights] for values in tried)))
+    return dict(max(tried[0], key=lambda weights: sum(values[weights] for values in tried)))  # type: ignore[index]
 
 
 def as_dicts(scores: Mapping[str, Score] | Mapping[str, Difference]) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """What long requests cost short ones: the latency of short requests with and without long requests beside them.
 
     python -m benchmarks.serve_fairness
-    python -m benchmarks.serve_fairness --scenario 20x2x200000 --path /classify --source ../other/checkout
+    python -m benchmarks.serve_fairness --scenario 20x2x200000 --rounds 5 --json OUT.json
+    python -m benchmarks.serve_fairness --scenario 20x2x200000 --path /classify --source . --source ../other/checkout
 
 A scenario is SHORTxLONGxCHARACTERS: that many clients send short texts, one request at a time each, beside that many
-clients with texts of so many characters. Phases without and with the long clients alternate. With several --source
-(checkouts), one server runs for each, and their phases alternate as well.
+clients with texts of so many characters. Phases without and with the long clients alternate. Each round has one of
+each, and the ratio of their p99; medians over the rounds are reported. With several --source (checkouts), one server
+runs for each, and their phases alternate as well.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
+import math
 import random
-import subprocess
+import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,10 +29,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.serve_load import Connection, encode_requests
+from benchmarks.serve_servers import FIELDS, ROOT, server
 
 WORDS = "the river rose after two days of rain and the old bridge near the station was closed to trains".split()
 SCENARIOS = ("1x1x60000", "8x1x60000", "8x2x60000", "8x8x60000", "20x2x200000")
-FIELD = {"/embed": "inputs", "/classify": "texts", "/tag": "texts", "/fill": "texts"}  # of the texts in a request
+PATHS = ("/embed", "/classify", "/tag", "/fill")
 TIMEOUT = 60.0  # seconds for one request
 
 
@@ -40,11 +43,6 @@ class Phase:
 
     latencies: list[float] = field(default_factory=list)  # seconds, of those answered
     others: dict[str, int] = field(default_factory=dict)  # by status
-
-    def add(self, other: Phase) -> None:
-        self.latencies += other.latencies
-        for status, count in other.others.items():
-            self.others[status] = self.others.get(status, 0) + count
 
     def summary(self) -> dict[str, Any]:
         def percentile(q: float) -> float | None:
@@ -96,7 +94,7 @@ async def run_client(url: str, path: str, bodies: Sequence[bytes], until: float,
 
 async def run_phase(url: str, path: str, scenario: Sequence[int], seconds: float, *, long: bool) -> tuple[Phase, Phase]:
     short_clients, long_clients, characters = scenario
-    name, shorts, longs = FIELD[path], Phase(), Phase()
+    name, shorts, longs = FIELDS[path], Phase(), Phase()
     mask = " [MASK]" if path == "/fill" else ""
     until = time.perf_counter() + seconds
 
@@ -115,71 +113,87 @@ async def run_phase(url: str, path: str, scenario: Sequence[int], seconds: float
     return shorts, longs
 
 
-@contextmanager
-def serve(source: Path, extra: Sequence[str]) -> Iterator[str]:
-    """The address of a server that runs from a checkout."""
-    environment = os.environ | {"PYTHONPATH": str(source / "src")}
-    command = [sys.executable, "-m", "bertie", "serve", "bertie-small", "--port", "0", "--device", "cpu", *extra]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as server:
-        assert server.stdout is not None
-        try:
-            for line in server.stdout:
-                if "http://" in line:
-                    yield "http://" + line.split("http://")[1].split()[0].rstrip("/")
-                    break
-            else:
-                raise SystemExit(f"the server from {source} did not start")
-        finally:
-            server.terminate()
-
-
-def measure(url: str, path: str, scenario: str, seconds: float) -> dict[str, tuple[Phase, Phase]]:
+def measure(url: str, path: str, scenario: str, seconds: float) -> dict[str, Any]:
+    """One round: a phase without the long clients and one with them, and the ratios of the short ones' latency."""
     numbers = [int(number) for number in scenario.split("x")]
-    phases = {}
+    result: dict[str, Any] = {}
     for name, long in (("without", False), ("with", True)):
-        phases[name] = asyncio.run(run_phase(url, path, numbers, seconds, long=long))
+        shorts, longs = asyncio.run(run_phase(url, path, numbers, seconds, long=long))
+        result[name] = shorts.summary()
+        if long:
+            result["long"] = longs.summary()
         time.sleep(0.3)
-    return phases
+    for key in ("p50", "p99"):
+        before, after = result["without"][f"{key}_ms"], result["with"][f"{key}_ms"]
+        result[f"{key}_ratio"] = round((after or math.inf) / before, 3) if before else math.inf
+    return result
+
+
+def summarize(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The medians over several rounds; counts are added up."""
+    result: dict[str, Any] = {
+        key: statistics.median(measured[key] for measured in rounds) for key in ("p50_ratio", "p99_ratio")
+    }
+    for name in ("without", "with", "long"):
+        phases = [measured[name] for measured in rounds]
+        result[name] = {"answered": sum(phase["answered"] for phase in phases), "statuses": {}}
+        for key in ("p50_ms", "p99_ms", "max_ms", "refused"):
+            values = [phase[key] for phase in phases if phase[key] is not None]
+            result[name][key] = statistics.median(values) if values else None
+        for status, count in (item for phase in phases for item in phase["statuses"].items()):
+            statuses = result[name]["statuses"]
+            statuses[status] = statuses.get(status, 0) + count
+    return result
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenario", action="append", help=f"SHORTxLONGxCHARACTERS (default: {', '.join(SCENARIOS)})")
-    parser.add_argument("--path", default="/embed", choices=list(FIELD))
+    parser.add_argument("--path", default="/embed", choices=PATHS)
     parser.add_argument("--seconds", type=float, default=5.0, help="per phase (default: 5)")
-    parser.add_argument("--rounds", type=int, default=2, help="of one phase without and one with (default: 2)")
+    parser.add_argument("--rounds", type=int, default=3, help="of one phase without and one with (default: 3)")
+    parser.add_argument("--model", default="bertie-small")
     parser.add_argument("--source", type=Path, action="append", help="checkout to serve from (default: this one)")
-    parser.add_argument("--serve-option", action="append", default=[], help="option for `bertie serve`")
-    parser.add_argument("--output", type=Path, help="JSON file")
+    parser.add_argument("--serve-args", default="", help="further arguments of bertie serve")
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    sources = args.source or [Path(__file__).resolve().parents[1]]
+    sources = args.source or [ROOT]
     results: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        urls = {str(source): stack.enter_context(serve(source, args.serve_option)) for source in sources}
-        print(f"{'source':20} {'scenario':14} {'':8} {'p50 ms':>8} {'p99 ms':>8} {'refused':>8} {'long done':>10}")
+        extra = ["--device", "cpu", *args.serve_args.split()]
+        urls = {
+            source: stack.enter_context(server("bertie", args.model, extra, path=args.path, source=source)).url
+            for source in sources
+        }
+        print(
+            "| source | clients | p50 ms without, with | p99 ms without, with | p99 ratio | refused | long answered |"
+        )
+        print("|" + "---|" * 7)
         for scenario in args.scenario or SCENARIOS:
-            total = {url: {"without": (Phase(), Phase()), "with": (Phase(), Phase())} for url in urls.values()}
+            rounds: dict[Path, list[dict[str, Any]]] = {source: [] for source in sources}
             for _ in range(args.rounds):
-                for url in urls.values():
-                    for name, phases in measure(url, args.path, scenario, args.seconds).items():
-                        for sum_, phase in zip(total[url][name], phases, strict=True):
-                            sum_.add(phase)
-            for source, url in urls.items():
-                summaries = {name: [phase.summary() for phase in pair] for name, pair in total[url].items()}
-                for name, (short, long) in summaries.items():
-                    print(
-                        f"{source[-20:]:20} {scenario:14} {name:8} {short['p50_ms'] or 0:8} {short['p99_ms'] or 0:8} "
-                        f"{short['refused']:8.2%} {long['answered']:10} {long['statuses'] or ''}",
-                        flush=True,
-                    )
-                ratio = (summaries["with"][0]["p99_ms"] or np.inf) / summaries["without"][0]["p99_ms"]
-                print(f"{source[-20:]:20} {scenario:14} p99 ratio {ratio:.2f}", flush=True)
-                results.append({"source": source, "scenario": scenario, "path": args.path, **summaries})
-    if args.output is not None:
-        args.output.write_text(json.dumps(results, indent=1) + "\n")
+                for source, url in urls.items():
+                    rounds[source].append(measure(url, args.path, scenario, args.seconds))
+            for source in sources:
+                summary = summarize(rounds[source])
+                results.append({"source": source.resolve().name, "scenario": scenario, "path": args.path, **summary})
+                results[-1]["rounds"] = rounds[source]
+                print(table_row(results[-1]), flush=True)
+    if args.json is not None:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0
+
+
+def table_row(result: dict[str, Any]) -> str:
+    """A row of the table that `main` prints."""
+    p50, p99 = (
+        ", ".join(f"{result[phase][key] or math.inf:.0f}" for phase in ("without", "with"))
+        for key in ("p50_ms", "p99_ms")
+    )
+    long, ratio = result["long"], result["p99_ratio"]
+    refused = f"{result['with']['refused'] or 0:.2%}"
+    answered = f"{long['answered']} {long['statuses'] or ''}".strip()
+    return f"| {result['source']} | {result['scenario']} | {p50} | {p99} | {ratio:.2f} | {refused} | {answered} |"
 
 
 if __name__ == "__main__":

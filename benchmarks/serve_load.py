@@ -35,6 +35,7 @@ function setup(thread) thread:set("number", number) number = number + 1 end
 function init(args)
   wrk.headers["Content-Type"] = "application/json"
   for i, body in ipairs(bodies) do requests[i] = wrk.format("POST", nil, nil, body) end
+  if #requests == 0 then requests[1] = wrk.format("GET") end
   at = number * 7919
 end
 function request() at = at + 1 return requests[at %% #requests + 1] end
@@ -91,19 +92,21 @@ class LoadResult:
         }
 
 
-def wrk(url: str, path: str, bodies: Sequence[bytes], connections: int, seconds: float) -> dict[str, Any]:
-    """Run a closed loop with wrk, whose single thread costs little CPU."""
+def wrk(
+    url: str, path: str, bodies: Sequence[bytes], connections: int, seconds: float, threads: int = 1
+) -> dict[str, Any]:
+    """Run a closed loop with wrk, whose single thread costs little CPU. Without bodies: GET requests."""
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is not installed: apt-get install wrk, or --generator python")
     with tempfile.TemporaryDirectory() as folder:
         file, script = Path(folder, "bodies"), Path(folder, "load.lua")
-        file.write_bytes(b"\n".join(bodies) + b"\n")
+        file.write_bytes(b"".join(body + b"\n" for body in bodies))
         script.write_text(_LUA % file)
         command = [
             "wrk",
-            "-t1",
-            f"-c{connections}",
-            f"-d{seconds:g}s",
+            f"-t{threads}",
+            f"-c{max(threads, connections)}",
+            f"-d{max(1, round(seconds))}s",  # wrk knows whole seconds only
             "--timeout",
             f"{TIMEOUT:g}s",
             "-s",

@@ -1,8 +1,9 @@
-"""Servers to compare `bertie serve` with: FastAPI with sentence-transformers, without and with batching.
+"""Servers to compare `bertie serve` with: FastAPI with sentence-transformers, and infinity-emb.
 
     python -m benchmarks.serve_peers plain --model FOLDER --port 9001
     python -m benchmarks.serve_peers async --model FOLDER --port 9001
     python -m benchmarks.serve_peers batched --model FOLDER --port 9001 --max-texts 64 --batch 8 [--processes 2]
+    python -m benchmarks.serve_peers infinity --model FOLDER --port 9001 --settings '{"batch_size": 32}'
 
 plain: as both documentations suggest. A blocking function is declared with `def`, FastAPI calls it
 in a thread, and it calls `encode` on the request's texts.
@@ -14,18 +15,25 @@ sorts them by length and pads them in batches. Responses are serialized by orjso
 /tune sets both sizes and the time to wait for more texts. With --processes, several processes share
 the port and the cores.
 
-All accept text-embeddings-inference's POST /embed with one or several texts.
+infinity: infinity-emb's own application and engine; `--settings` are its EngineArgs. It needs an
+environment of its own (`python -m benchmarks.serve_infinity setup`).
+
+infinity answers OpenAI's POST /embeddings, the others text-embeddings-inference's POST /embed, with
+one or several texts.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import socket
 import sys
+from importlib import import_module
 from typing import Any
+from unittest.mock import MagicMock
 
 import orjson
 import torch
@@ -115,14 +123,32 @@ def batched(model: SentenceTransformer, max_texts: int, batch: int, wait: float)
     return app
 
 
+def infinity(model: str, settings: dict[str, Any]) -> FastAPI:
+    """infinity-emb's application, without its telemetry and with the settings of one model."""
+    import torch.onnx.symbolic_opset14
+
+    # optimum 1.27, the last with BetterTransformer, imports names for its exporter that torch 2.13 does not have. The
+    # exporter is not used here.
+    names = ("_attention_scale", "_causal_attention_mask", "_onnx_symbolic", "_type_utils", "jit_utils")
+    for name in (*names, "symbolic_helper"):
+        if not hasattr(torch.onnx.symbolic_opset14, name):
+            setattr(torch.onnx.symbolic_opset14, name, MagicMock())
+    arguments = import_module("infinity_emb.args").EngineArgs
+    create_server = import_module("infinity_emb.infinity_server").create_server
+    settings = {"model_name_or_path": model, "served_model_name": "model"} | settings
+    app: FastAPI = create_server(engine_args_list=[arguments(**settings)])
+    return app
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("plain", "async", "batched"))
+    parser.add_argument("kind", choices=("plain", "async", "batched", "infinity"))
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--max-texts", type=int, default=64, help="texts that are encoded together")
     parser.add_argument("--batch", type=int, default=8, help="texts that are padded to one length")
     parser.add_argument("--wait-ms", type=float, default=0.0)
+    parser.add_argument("--settings", type=json.loads, default={}, help="EngineArgs of infinity, in JSON")
     parser.add_argument("--device")
     parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
@@ -148,14 +174,20 @@ def main() -> None:
 
 
 def serve(args: argparse.Namespace, listener: socket.socket) -> None:
+    app = application(args)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])
+
+
+def application(args: argparse.Namespace) -> FastAPI:
+    if args.kind == "infinity":
+        return infinity(args.model, {"device": args.device or "cpu"} | args.settings)
     model = SentenceTransformer(args.model, device=args.device)
     model.encode(["warm-up"])
-    kinds = {
-        "plain": lambda: plain(model),
-        "async": lambda: on_event_loop(model),
-        "batched": lambda: batched(model, args.max_texts, args.batch, args.wait_ms / 1000),
-    }
-    uvicorn.Server(uvicorn.Config(kinds[args.kind](), log_level="warning", access_log=False)).run(sockets=[listener])
+    if args.kind == "plain":
+        return plain(model)
+    if args.kind == "async":
+        return on_event_loop(model)
+    return batched(model, args.max_texts, args.batch, args.wait_ms / 1000)
 
 
 if __name__ == "__main__":

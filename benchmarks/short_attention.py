@@ -59,7 +59,7 @@ def random_batch(heads: int, width: int, longest: int) -> tuple[torch.Tensor, tu
     draw = np.random.default_rng(0)
     lengths: list[int] = []
     while sum(lengths) < TOKENS:
-        lengths.append(int(min(draw.integers((longest + 1) // 2, longest + 1), TOKENS - sum(lengths))))
+        lengths.append(int(min(draw.integers((longest + 1) // 2, longest + 1), TOKENS - sum(lengths))))  # type: ignore[call-overload]
     qkv = torch.randn(TOKENS, 3 * heads, width, device=DEVICE, dtype=torch.bfloat16)
     return qkv, tuple(lengths), torch.tensor([0, *lengths]).cumsum(0).int().to(DEVICE)
 

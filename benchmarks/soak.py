@@ -5,16 +5,16 @@
 Honest clients use every task of the model, and every response is compared with that of the local
 task object. Phases without and with attackers alternate. In the latter others stall with half a body,
 never read their replies, ask for huge ones, send bodies that are wrong in a million places, long texts, garbage
-and too much, and disconnect. Workers are killed and stopped (SIGSTOP), models and keys reloaded (SIGHUP), and a key is
-deleted, at intervals in both. The test checks that
+and too much, and disconnect. Front ends and the engine are killed, front ends stopped (SIGSTOP), models and keys
+reloaded (SIGHUP), and a key is deleted, at intervals in both. The test checks that
 
-- every accepted request is answered once, and correctly; clients of a killed worker retry;
+- every accepted request is answered once, and correctly; clients of a killed front end retry;
 - refusals have status 429 or 503 and a Retry-After header; there is no other 5xx;
 - malformed requests get a 4xx or are disconnected, in time;
 - the 99th percentile of the latency of short honest requests with attackers is at most twice that without,
   including the time of refused attempts;
 - a deleted key is refused;
-- the memory of the worker that is never killed grows by less than a tenth from the first to the last third;
+- the memory of the front end that is never killed grows by less than a tenth from the first to the last third;
 - SIGTERM stops the server with exit status 0.
 """
 
@@ -41,13 +41,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.serve import environment
 from benchmarks.serve_load import Connection
+from benchmarks.serve_servers import environment
 from benchmarks.soak_attackers import AttackProcess
 from benchmarks.soak_cases import Case, make_cases, make_short_cases
 
 KILL_WINDOW = 3.0  # seconds after a kill within which connections may break
-SETTLE = 3.0  # seconds after a phase, a kill or a reload whose latencies do not count
+SETTLE = 10.0  # seconds after a phase, a kill or a reload whose latencies do not count
 READ_TIMEOUT = 5.0  # of the server, for slow senders
 MAX_BODY = 8 << 20
 WARM_UP = 60.0  # seconds in which memory may grow: threads start, allocators fill
@@ -224,25 +224,29 @@ class Soak:
 
     # --- disturbances ---
 
-    def workers(self) -> list[int]:
-        """Process ids of the workers, oldest first."""
+    def workers(self, role: str = "front-end") -> list[int]:
+        """Process ids of the front ends, or of the engines, oldest first."""
+        found = []
         with suppress(OSError):
-            children = Path(f"/proc/{self.parent}/task/{self.parent}/children").read_text().split()
-            return sorted(map(int, children))
-        return []
+            for pid in Path(f"/proc/{self.parent}/task/{self.parent}/children").read_text().split():
+                if f'"role": "{role}"' in Path(f"/proc/{pid}/environ").read_text():
+                    found.append(int(pid))
+        return sorted(found)
 
     async def kill(self) -> None:
-        """Kill the youngest worker: the oldest lives to the end."""
-        workers = self.workers()
+        """Kill the youngest front end (the oldest lives to the end) or, every other time, the engine."""
+        workers, engines = self.workers(), self.workers("engine")
         if len(workers) > 1:
+            engine = bool(engines) and len(self.kills) % 2 == 1
             self.kills.append(time.monotonic())
             if self.last_kill is not None:
                 self.last_kill.value = time.monotonic()
             self.disturbed.append(time.monotonic())
-            os.kill(workers[-1], signal.SIGKILL)
+            self.counts["killed engine" if engine else "killed front end"] += 1
+            os.kill(engines[-1] if engine else workers[-1], signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Stop the youngest worker; the supervisor continues it."""
+        """Stop the youngest front end; the supervisor continues it."""
         workers = self.workers()
         if len(workers) > 1:
             self.disturbed.append(time.monotonic())

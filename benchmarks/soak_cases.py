@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
-from benchmarks.serve import ROOT
+from benchmarks.serve_servers import ROOT
 from bertie.client import responses
 from bertie.errors import BertieError
 from bertie.tasks import Classifier, MaskedLM, Reader, Reranker, Tagger, ZeroShot

@@ -28,7 +28,7 @@ from bertie.training.finetune.data import Example, LabelledDataset, read_dataset
 
 def longer(task: Trainable[Any, Any, Any], data: LabelledDataset, max_length: int) -> LabelledDataset:
     """The examples longer than max_length."""
-    encoded = task.tokenizer.encode_batch([e.texts if len(e.texts) == 2 else e.texts[0] for e in data.examples])  # type: ignore[misc]
+    encoded = task.tokenizer.encode_batch([e.texts if len(e.texts) == 2 else e.texts[0] for e in data.examples])
     kept = [e for e, encoding in zip(data.examples, encoded, strict=True) if len(encoding) > max_length]
     return replace(data, examples=kept)
 
@@ -37,7 +37,7 @@ def scores(
     task: Trainable[Any, Any, Any], data: LabelledDataset, overflow: str, max_length: int
 ) -> tuple[dict[str, Score], float]:
     """Metrics, and the fraction of tokens that was read."""
-    task.overflow = overflow  # type: ignore[assignment]
+    task.overflow = overflow
     task.checkpoint.limit = max_length
     training = training_for(task)
     predictions = training.predict_labelled(data)

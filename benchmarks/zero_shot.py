@@ -93,7 +93,7 @@ def measure(model: ZeroShot, rows: Rows, methods: list[str], limit: int) -> dict
     labels = sorted(set(gold))
     scores = {}
     for method in methods:
-        results: Any = model.classify(texts, labels, method=method)  # type: ignore[arg-type]
+        results: Any = model.classify(texts, labels, method=method)  # type: ignore[call-overload]
         correct = sum(result.label == label for result, label in zip(results, gold, strict=True))
         scores[method] = Score(correct / len(rows), *wilson_interval(correct, len(rows)))
     return scores

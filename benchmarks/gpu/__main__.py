@@ -59,7 +59,7 @@ def table(results: dict[str, Any]) -> str:
 
 def plots(results: dict[str, Any], folder: Path) -> None:
     """Draw `lengths` on logarithmic axes, where linear growth has slope 1."""
-    from benchmarks.serve import _STYLE
+    from benchmarks.serve_plot import STYLE
     from bertie.evaluation.plots import Line, lines
 
     for part, label in (("total", "total tokens"), ("length", "tokens per text, 65,536 in all")):
@@ -69,7 +69,7 @@ def plots(results: dict[str, Any], folder: Path) -> None:
         ]
         svg = lines(f"Time by {label}", series, f"log2 of {label}", "log2 of milliseconds")
         svg = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-        svg = svg.replace("</title>", "</title>" + _STYLE, 1) + "\n"
+        svg = svg.replace("</title>", "</title>" + STYLE, 1) + "\n"
         (folder / f"speed-{part}.svg").write_text(svg, encoding="utf-8")
 
 
