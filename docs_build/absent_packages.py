@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-PACKAGES = ("torch", "tokenizers", "safetensors", "huggingface_hub", "httptools", "uvicorn", "uvloop", "orjson")
+PACKAGES = ("torch", "tokenizers", "safetensors", "huggingface_hub", "httptools", "greenlet", "uvloop", "orjson")
 
 
 class _Absent(MagicMock):
@@ -40,7 +40,7 @@ class _AbsentPackages(MetaPathFinder, Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module: Any = _Absent(name=spec.name)
         module.__spec__, module.__path__ = spec, []
-        return module  # type: ignore[no-any-return]
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         pass
@@ -49,7 +49,8 @@ class _AbsentPackages(MetaPathFinder, Loader):
 @contextmanager
 def absent_packages() -> Iterator[None]:
     """Allow imports of those `PACKAGES` that are not installed."""
-    finder = _AbsentPackages(tuple(name for name in PACKAGES if find_spec(name) is None))
+    stand_ins = [name for name in PACKAGES if isinstance(sys.modules.get(name), _Absent)]  # of an earlier call
+    finder = _AbsentPackages(tuple(name for name in PACKAGES if name in stand_ins or find_spec(name) is None))
     sys.meta_path.append(finder)
     try:
         yield

@@ -21,8 +21,6 @@ from docs_build.links import ROOT
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 COMMENT = re.compile(r"<!-- chart: (.+?) \| (.*?) \| (.+?) -->")
 _NUMBER = re.compile(r"(?<![A-Za-z\d])-?\d[\d,]*(?:\.\d+)?")  # not the 1 of F1
-WIDTH, LABELS, BAR, GAP = 720, 290, 18, 10
-LONGEST_LABEL = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ def draw_all(text: str, results: Path = RESULTS) -> str:
 
 
 def draw(table: Table, columns: Sequence[str]) -> str:
-    """An SVG of horizontal bars: one per row and column."""
+    """Horizontal bars in HTML, which fit any width: one per row and column."""
     marked = {name[1:] for name in columns if name.startswith("*")}
     columns = [name.removeprefix("*") for name in columns]
     indices = []
@@ -94,36 +92,20 @@ def draw(table: Table, columns: Sequence[str]) -> str:
     ]
     groups = [(label, bars) for label, bars in groups if bars]
     largest = max(value for _, bars in groups for _, value in bars)
-    parts, y = [], GAP
+    parts = []
     for label, bars in groups:
-        middle = y + len(bars) * BAR / 2 + 4
-        shown = re.sub(r"[`*]", "", label)
-        shown = shown if len(shown) <= LONGEST_LABEL else f"{shown[: LONGEST_LABEL - 1]}…"
-        parts.append(f'<text class="label" x="{LABELS - 8}" y="{middle:.0f}">{escape(shown)}</text>')
+        parts.append(f'<div class="label">{escape(re.sub(r"[`*]", "", label))}</div><div>')
         for column, value in bars:
             kind = _kind(column if len(columns) > 1 else label, columns, marked)
-            length = max(2, (WIDTH - LABELS - 70) * value / largest)
-            parts.append(
-                f'<rect class="{kind}" x="{LABELS}" y="{y}" width="{length:.0f}" '
-                f'height="{BAR - 4}" rx="2"><title>{escape(label)}, {escape(column)}: {value:,g}</title></rect>'
-                f'<text class="value" x="{LABELS + length + 6:.0f}" y="{y + 11}">{value:,g}</text>'
-            )
-            y += BAR
-        y += GAP
-    legend = ""
+            title = escape(f"{label}, {column}: {value:,g}", quote=True)
+            bar = f'<span class="{kind}" style="--share: {value / largest:.3f}"></span>'
+            parts.append(f'<div class="bar" title="{title}">{bar}{value:,g}</div>')
+        parts.append("</div>")
+    legend = escape(columns[0])
     if len(columns) > 1:
-        x = LABELS
-        for column in columns:
-            kind = _kind(column, columns, marked)
-            legend += f'<rect class="{kind}" x="{x}" y="{y}" width="10" height="10"/>'
-            legend += f'<text class="value" x="{x + 15}" y="{y + 9}">{escape(column)}</text>'
-            x += 30 + 7 * len(column)
-        y += BAR
-    caption = escape(", ".join(columns))
-    return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {y}" role="img" aria-label="{caption}">{"".join(parts)}{legend}</svg>'
-        f'<p class="caption">{caption}</p>'
-    )
+        keys = ((_kind(column, columns, marked), escape(column)) for column in columns)
+        legend = "".join(f'<span class="key {kind}"></span>{name} ' for kind, name in keys)
+    return f'<div class="chart">{"".join(parts)}<div></div><div class="legend">{legend}</div></div>'
 
 
 def _kind(name: str, columns: Sequence[str], marked: set[str]) -> str:

@@ -63,7 +63,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     uri = page.file.src_uri
     notebook = uri.endswith(".md") and (links.DOCS / uri).with_suffix(".ipynb").exists()
     source = next((path for path, target in links.OUTSIDE.items() if target == uri), f"docs/{uri}")
-    markdown = GENERATED.sub(lambda match: _generators()[match[1]](), markdown)
+    with absent_packages():
+        markdown = GENERATED.sub(lambda match: _generators()[match[1]](), markdown)
     markdown = charts.draw_all(markdown)
     if notebook:
         own = f"]({Path(uri).stem}.ipynb)"
@@ -77,16 +78,11 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def _generators() -> dict[str, Callable[[], str]]:
-    with absent_packages():
-        from docs_build import cli_reference, http_reference, python_reference, recipe_reference
+    from docs_build import cli_reference, http_reference, python_reference, recipe_reference
 
-        def http() -> str:
-            with absent_packages():
-                return http_reference.render()
-
-        return {
-            "cli": cli_reference.render,
-            "http": http,
-            "python": python_reference.render,
-            "recipe": recipe_reference.render,
-        }
+    return {
+        "cli": cli_reference.render,
+        "http": http_reference.render,
+        "recipe": recipe_reference.render,
+        **python_reference.generators(),
+    }

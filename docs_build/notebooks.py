@@ -99,7 +99,7 @@ def _evaluate(code: str, scope: dict[str, Any]) -> Any:
     tree = ast.parse("\n".join(lines))
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "<cell>", "exec"), scope)
-    return None if last is None else eval(compile(ast.Expression(last.value), "<cell>", "eval"), scope)
+    return None if last is None else eval(compile(ast.Expression(last.value), "<cell>", "eval"), scope)  # type: ignore[attr-defined]
 
 
 def _shell(command: str) -> None:

@@ -18,7 +18,8 @@ MASKED = "google-bert/bert-base-uncased"
 HEADS = {  # hub ids by the head that stands in for them
     "distilbert/distilbert-base-uncased-finetuned-sst-2-english": "sentiment",
     "dslim/bert-base-NER": "ner",
-    "facebook/bart-large-mnli": "nli",
+    "MoritzLaurer/deberta-v3-base-zeroshot-v2.0": "nli",
+    "facebook/bart-large-mnli": "nli",  # of txtai's snippets
     "cross-encoder/ms-marco-MiniLM-L6-v2": "rerank",
 }
 

@@ -23,8 +23,8 @@ DOCS = links.DOCS
 GENERATORS = {
     "cli": cli_reference.render,
     "http": http_reference.render,
-    "python": python_reference.render,
     "recipe": recipe_reference.render,
+    **python_reference.generators(),
 }
 
 
@@ -106,6 +106,13 @@ def test_reference_pages() -> None:
     assert "| `warmup` | float | `0.1` | fraction of all steps |" in recipe_reference.render()
     names = [name for section in python_reference.sections().values() for name in section]
     assert sorted(names) == sorted(name for name in bertie.__all__ if not name.startswith("_"))
+    assert "| [`Classifier`][bertie.Classifier] | Classifies texts or pairs of texts. |" in python_reference.overview()
+    assert "::: bertie.Classifier\n" in python_reference.page("tasks")
+    for module, (_, adapters) in python_reference.ADAPTERS.items():
+        source = (links.ROOT / "src" / "bertie" / "integrations" / f"{module}.py").read_text("utf-8")
+        defined = set(re.findall(r"^(?:class|def) ([a-zA-Z]\w*)", source, flags=re.MULTILINE))
+        public = {name for name in defined if re.match("Bertie|Embedding|make_", name)}
+        assert public == set(adapters), f"docs_build.python_reference.ADAPTERS: {module}"
 
 
 def test_charts_of_recorded_results() -> None:
@@ -113,16 +120,17 @@ def test_charts_of_recorded_results() -> None:
     wanted = len(charts.COMMENT.findall(text))
     drawn = charts.draw_all(text)
     assert wanted >= 8
-    assert drawn.count("<svg") == wanted
+    assert drawn.count('<div class="chart">') == wanted
     with pytest.raises(ValueError, match="no such table"):
         charts.draw_all("<!-- chart: Serving | nothing | x -->")
 
 
 def test_chart() -> None:
     (table,) = charts.tables("## A\n\n| | texts/s |\n|---|---|\n| Bertie | 269 (265, 275) |\n| peer | 1,860 |\n")
-    svg = charts.draw(table, ["texts/s"])
+    chart = charts.draw(table, ["texts/s"])
     assert table.heading == "A"
-    assert re.findall(r'rect class="([\w-]+)".*?width="(\d+)"', svg) == [("accent", "52"), ("other-0", "360")]
+    bars = re.findall(r'span class="([\w-]+)" style="--share: ([\d.]+)"></span>([\d,]+)', chart)
+    assert bars == [("accent", "0.145", "269"), ("other-0", "1.000", "1,860")]
 
 
 def test_examples_of_the_generators() -> None:
