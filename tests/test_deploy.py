@@ -74,7 +74,7 @@ def test_commands_parse(containerfile: str) -> None:
 
 def test_the_unit_limits_memory_tasks_and_files() -> None:
     unit = RawConfigParser(strict=False, delimiters="=", comment_prefixes="#")
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.optionxform = str
     unit.read(DEPLOY / "bertie.service")
     service = unit["Service"]
     for name in ("MemoryHigh", "MemoryMax", "MemorySwapMax", "TasksMax", "LimitNOFILE"):

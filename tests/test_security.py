@@ -43,7 +43,7 @@ def test_defaults_of_the_table(limit: str, name: str, default: str) -> None:
 
 def test_every_limit_of_the_server_is_in_the_table() -> None:
     listed = {row[1].strip("`") for row in rows("Limits")}
-    serve = build_parser()._subparsers._group_actions[0].choices["serve"]  # type: ignore[union-attr,index,call-overload]
+    serve = build_parser()._subparsers._group_actions[0].choices["serve"]  # type: ignore[index]
     for group in serve._action_groups:
         if "limits" in (group.title or ""):
             flags = {action.option_strings[0] for action in group._group_actions}

@@ -161,7 +161,7 @@ def test_a_loaded_torch_gets_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
             self.threads = count
 
     torch = Torch()
-    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", torch)
     limited(monkeypatch, 3.0, 16)
     threads.set_defaults({})
     assert torch.threads == 3

@@ -23,6 +23,7 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
@@ -167,7 +168,7 @@ def write_data(folder: Path) -> None:
     (folder / "notes.txt").write_text("A delight.\n")
 
 
-def write_lines(path: Path, rows: list[dict[str, object]]) -> None:
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

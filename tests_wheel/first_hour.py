@@ -216,8 +216,8 @@ class Hour:
             "\n".join([f"    $ {step.command}", *(f"    {line}".rstrip() for line in trim(self.clean(output), step))])
         ]
         if step.command.startswith(("bertie", "venv")) and seconds >= 1:
-            cpu = f", {used:.0f} seconds of CPU time" if used >= 1 else ""  # a server's are known when it ends
-            parts.append(f"*{describe(seconds)}{cpu}*")
+            cpu = f"{used:.0f} seconds of CPU time, " if used >= 1 else ""  # a server's are known when it ends
+            parts.append(f"*{cpu}{describe(seconds)} in all*")
         return "\n\n".join([*parts, wrap(step.after)] if step.after else parts)
 
     def clean(self, output: str) -> list[str]:

@@ -109,7 +109,7 @@ def test_int8(name: str, folders: Any, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:lr=")  # high, for few steps
 @pytest.mark.parametrize("name", FOLDERS)
 def test_training(name: str, folders: Any, tmp_path: Path) -> None:
-    embedder = Embedder(folders(name), epochs=4, lr=3e-3, batch_size=3, seed=0, dev_fraction=0.0)
+    embedder = Embedder(folders(name), epochs=12, lr=3e-3, batch_size=3, seed=0, dev_fraction=0.0)
     before = embedder.similarity([a for a, _ in PAIRS], [b for _, b in PAIRS])
     embedder.fit(PAIRS * 4, progress=False)
     after = embedder.similarity([a for a, _ in PAIRS], [b for _, b in PAIRS])

@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_precision_does_not_matter(folder: Path) -> None:
     expected = fingerprint.hash_weights(Checkpoint.load(folder).model.encoder)
     for precision in ("int8", "bf16", "fp16", "fp32"):
-        assert weights_fingerprint(Checkpoint.load(folder, precision=precision)) == expected  # type: ignore[arg-type]
+        assert weights_fingerprint(Checkpoint.load(folder, precision=precision)) == expected
 
 
 def test_every_weight_counts(folder: Path) -> None:

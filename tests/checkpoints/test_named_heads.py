@@ -189,7 +189,7 @@ def test_fresh_weights(tmp_path: Path) -> None:
     assert all(p.requires_grad for p in head.parameters())
     assert not one.model.training
     big_bird = Checkpoint.load(saved(tmp_path / "b", "big_bird")).with_head("answer").model.head("answer")
-    assert torch.equal(big_bird.residual.norm.weight, torch.ones(16))
+    assert torch.equal(big_bird.residual.norm.weight, torch.ones(16))  # type: ignore[arg-type]
     assert not big_bird.residual.norm.bias.any()
     half = Checkpoint.load(tmp_path, precision="bf16").with_head("tag", ["O", "X"])
     assert {p.dtype for p in half.model.parameters()} == {torch.bfloat16}

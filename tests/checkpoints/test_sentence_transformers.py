@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bertie.checkpoints.sentence_modules import SentenceModules
-from bertie.checkpoints.sentence_transformers import ACTIVATIONS
+from bertie.checkpoints.sentence_transformers import ACTIVATIONS  # type: ignore[attr-defined]
 from bertie.errors import CheckpointError, ConfigError
 from bertie.text.batch import Batch
 from tests.checkpoints.tiny_sentence import WIDTH, load, old_folder, write
@@ -59,7 +59,7 @@ def entry(index: int, **changes: Any) -> Callable[[Path], None]:
 
 
 def put(file: str, content: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / file).write_bytes(content) and None
+    return lambda folder: (folder / file).write_bytes(content) and None  # type: ignore[return-value]
 
 
 def remove(file: str) -> Callable[[Path], None]:

@@ -29,7 +29,7 @@ class RecordingHub:
         type(self).tokens.append(token)  # type: ignore[attr-defined]
 
     def create_repo(self, name: str, *, private: bool | None, exist_ok: bool) -> Any:
-        huggingface_hub.utils.validate_repo_id(name)
+        huggingface_hub.utils.validate_repo_id(name)  # type: ignore[attr-defined]
         if self.error is not None:
             raise self.error
         assert exist_ok
@@ -67,7 +67,7 @@ def test_a_folder(hub: type[RecordingHub], folder: Path) -> None:
     assert (upload["repo_id"], upload["revision"], upload["commit_message"]) == ("me/model", "v2", "First")
     assert hub.tokens == ["secret"]  # type: ignore[attr-defined]
     assert b'bertie.load("me/model")' in hub.cards["me/model"]
-    assert huggingface_hub.ModelCard(hub.cards["me/model"].decode()).data.library_name == "bertie"
+    assert huggingface_hub.ModelCard(hub.cards["me/model"].decode()).data.library_name == "bertie"  # type: ignore[attr-defined]
 
 
 def test_a_card_is_kept(hub: type[RecordingHub], folder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4096")
     monkeypatch.delenv("BERTIE_DEFAULT_THREADS", raising=False)
     assert "unset OMP_NUM_THREADS" in next(doctor_checks.thread_counts()).fix
-    monkeypatch.setattr(doctor_checks.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5}))
     assert {check.status for check in doctor_checks.disk()} == {"warning"}
     monkeypatch.setattr(encoder, "__file__", str(tmp_path / "encoder.py"))
     missing = next(doctor_checks.compiled_parts())

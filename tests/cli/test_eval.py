@@ -110,7 +110,7 @@ def test_numbers_for_labels(models: dict[str, str], here: Path, capsys: pytest.C
     rows = [{"text": text, "label": i % 3} for i, text in enumerate(texts)]
     write(Path("numbers.jsonl"), rows)
     Path("numbers.csv").write_text("text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows))
-    write(Path("names.jsonl"), [row | {"label": NLI[row["label"]]} for row in rows])
+    write(Path("names.jsonl"), [row | {"label": NLI[row["label"]]} for row in rows])  # type: ignore[index]
     for name in ("classify", "nli"):
         model = AutoModelForSequenceClassification.from_pretrained(models[name]).eval()
         tokenizer = AutoTokenizer.from_pretrained(models[name])
@@ -151,7 +151,7 @@ def test_numbers_for_tags(models: dict[str, str], here: Path, capsys: pytest.Cap
     names = ["O", "B-PER", "I-PER"]
     rows = [{"tokens": ["the", "cat", "sat"], "tags": [0, 1, 2]}, {"tokens": ["a", "mat"], "tags": [0, 0]}]
     write(Path("numbers.jsonl"), rows)
-    write(Path("names.jsonl"), [row | {"tags": [names[tag] for tag in row["tags"]]} for row in rows])
+    write(Path("names.jsonl"), [row | {"tags": [names[tag] for tag in row["tags"]]} for row in rows])  # type: ignore[attr-defined]
     first, second = (evaluated(capsys, file, "-m", models["tag"]) for file in ("numbers.jsonl", "names.jsonl"))
     assert first == second
 

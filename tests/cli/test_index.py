@@ -193,8 +193,8 @@ def test_filter_values_match_text_and_numbers() -> None:
         ("path=a=b", [{"path": "a=b"}], [{"path": "a"}]),
         ("name<m", [{"name": "a"}], [{"name": "z"}]),
     ):
-        assert all(matches_filters(one, parse_condition(text)) for one in met)
-        assert not any(matches_filters(one, parse_condition(text)) for one in not_met)
+        assert all(matches_filters(one, parse_condition(text)) for one in met)  # type: ignore[arg-type]
+        assert not any(matches_filters(one, parse_condition(text)) for one in not_met)  # type: ignore[arg-type]
 
 
 def test_highlighting_and_control_characters() -> None:

@@ -36,7 +36,7 @@ def test_nothing_to_continue(capsys: pytest.CaptureFixture[str], monkeypatch: py
 
     parser = build_parser()
     monkeypatch.setattr(sys.modules["bertie.cli.main"], "build_parser", lambda: parser)
-    for leaf in parser._subparsers._group_actions[0].choices.values():  # type: ignore[union-attr]
+    for leaf in parser._subparsers._group_actions[0].choices.values():
         leaf.set_defaults(run=interrupt)
     assert main(["embed", "a cat"]) == 130
     assert capsys.readouterr().err == "bertie: interrupted\n"

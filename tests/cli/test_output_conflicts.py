@@ -101,7 +101,7 @@ def test_a_flag_with_the_name_of_the_output(files: Path, capsys: pytest.CaptureF
 
 def test_all_arguments_with_files_are_known() -> None:
     """A new verb that writes is covered, or its arguments are added here."""
-    verbs = build_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    verbs = build_parser()._subparsers._group_actions[0].choices
     known = {*FILES, *MODELS, "output", "data"}
     for name, parser in dict(verbs).items():  # type: ignore[arg-type]
         dests = {action.dest: action for action in parser._actions}

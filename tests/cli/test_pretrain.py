@@ -370,7 +370,7 @@ def test_two_processes(data: Path, here: Path, strategy: str) -> None:
         (["RECIPE", "--tokens", "100", "--steps", "3"], 1, "[training] needs either tokens or steps"),
         (["RECIPE", "--batch-tokens", "20"], 1, "budget=20 must be at least max_length=64"),
         (["RECIPE", "--warmup", "1"], 1, "warmup=1.0 must be a number from 0 up to, but not including, 1"),
-        (["RECIPE", "--mixed-precision", "bf16"], 1, "mixed_precision='bf16' is for GPUs"),
+        (["RECIPE", "--mixed-precision", "fp16"], 1, "mixed_precision='fp16' is for GPUs"),
         (["RECIPE", "--save-steps", "0"], 1, "save_steps=0 must be at least 1"),
         (["RECIPE", "--tokenizer", "none"], 1, "none"),
         (["-m", "MODEL", "--steps", "2"], 1, "the recipe names no corpus; build one with bertie corpus"),

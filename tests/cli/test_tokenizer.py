@@ -163,7 +163,7 @@ def test_errors(arguments: list[str], status: int, message: str, capsys: pytest.
     try:
         code = main(["tokenizer", "train", *arguments])
     except SystemExit as end:
-        code = end.code  # type: ignore[assignment]
+        code = end.code
     assert code == status
     out, err = capsys.readouterr()
     assert out == ""

@@ -178,8 +178,8 @@ def test_a_killed_run_is_resumed(
     output = train(capsys, *argv, "--resume")
     assert trained == [2]  # the first seed is done
     assert weights("out") == weights("whole")
-    assert output["test"] == whole["test"]
-    assert output["dev"] == whole["dev"]
+    assert output["test"] == whole["test"]  # type: ignore[index]
+    assert output["dev"] == whole["dev"]  # type: ignore[index]
     assert not Path("out.training").exists()
     assert main(["train", *argv, "--resume"]) == 0
     assert "nothing to resume" in capsys.readouterr().err

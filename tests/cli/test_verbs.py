@@ -228,7 +228,7 @@ def test_answer(models: dict[str, str], capsys: pytest.CaptureFixture[str], here
         ("many.jsonl", ["a dog ran", "the cat sat"]),
     ):
         records = lines(capsys, "answer", "the cat", "a dog", "--context", context, *flags)
-        ours = reader.answer([("the cat", documents), ("a dog", documents)], **options)
+        ours = reader.answer([("the cat", documents), ("a dog", documents)], **options)  # type: ignore[call-overload]
         assert records == [{"row": i} | plain(result) for i, result in enumerate(ours, 1)]
 
 

@@ -74,7 +74,7 @@ class ScriptedServer:
                 self.wfile.write(data)
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.handle_error = lambda request, address: None  # type: ignore[method-assign]  # of disconnected clients
+        self.server.handle_error = lambda request, address: None  # of disconnected clients
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
@@ -410,7 +410,7 @@ def test_both_names_of_httpx_work(
     scripted: ScriptedServer, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("httpx")
-    load = clients.import_module
+    load = clients.import_module  # type: ignore[attr-defined]
 
     def older(name: str) -> Any:
         if name == "httpx2":

@@ -121,7 +121,7 @@ def test_similarity(call: Callable[..., Any], registry: Registry) -> None:
 def test_classify(call: Callable[..., Any], registry: Registry) -> None:
     local = Classifier(registry["classify"].checkpoint)
     items = [*TEXTS, ("A cat.", "A dog."), (TEXTS[3], TEXTS[90])]
-    same(call("classify", "classify", items), local.classify(items))
+    same(call("classify", "classify", items), local.classify(items))  # type: ignore[arg-type]
     options: dict[str, Any] = {"window_size": 16, "window_pooling": "max"}
     same(call("classify", "classify", LONG, **options), local.classify(LONG, **options))
     same(call("classify", "classify", LONG, window_size="sentence"), local.classify(LONG, window_size="sentence"))
@@ -175,7 +175,7 @@ def test_fill(call: Callable[..., Any], registry: Registry) -> None:
 
 
 def test_errors_are_those_of_the_local_tasks(call: Callable[..., Any], registry: Registry) -> None:
-    mask = registry["fill"].checkpoint.tokenizer.mask_token  # type: ignore[union-attr]
+    mask = registry["fill"].checkpoint.tokenizer.mask_token
     with pytest.raises(InputError, match=r"^text 70: no "):
         call("fill", "fill", [f"a {mask}"] * 70 + ["none"])
     with pytest.raises(NotFoundError, match="there is no model 'nonsense' here"):
@@ -212,7 +212,7 @@ def test_search(call: Callable[..., Any], start: Start, registry: Registry, tmp_
 def test_attribute(call: Callable[..., Any], registry: Registry) -> None:
     local = Classifier(registry["classify"].checkpoint)
     items = [TEXTS[0], (TEXTS[1], TEXTS[2])]
-    same(call("classify", "attribute", items, max_pieces=4), local.attribute(items, max_pieces=4))
+    same(call("classify", "attribute", items, max_pieces=4), local.attribute(items, max_pieces=4))  # type: ignore[arg-type]
     label = local.classify(TEXTS[0]).label
     same(call("classify", "attribute", TEXTS[0], label=label), local.attribute(TEXTS[0], label=label))
 

@@ -100,7 +100,7 @@ def test_one_actor_per_device() -> None:
         ((gpus,), ("cpu", None, 4), (4, 4)),
         ((gpus,), (None, 100, None), (8, None)),
     ):
-        assert RayResources(device=asked[0], workers=asked[1], threads=asked[2]).allocate(Nodes(*nodes)) == wanted  # type: ignore[arg-type]
+        assert RayResources(device=asked[0], workers=asked[1], threads=asked[2]).allocate(Nodes(*nodes)) == wanted
     with pytest.raises(InputError, match="no node of the cluster has a GPU"):
         RayResources(device="cuda").allocate(Nodes(large))
     with pytest.raises(InputError, match="threads=10"):

@@ -28,5 +28,5 @@ def test_retries_are_limited(without_ray: None, model: Path, tmp_path: Path, mon
 
 def test_version_mismatch() -> None:
     plan = ray_job.JobConfig(version="0.0.0", model="", options={}, threads=1)
-    (row,) = ray_job.read_task({"cell": b""}, read_shards, plan)
+    (row,) = ray_job.read_task({"cell": b""}, read_shards, plan)  # type: ignore[arg-type]
     assert "install the same" in str(pickle.loads(row["cell"]))

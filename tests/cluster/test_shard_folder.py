@@ -48,7 +48,7 @@ def test_settings_of_a_folder(without_ray: None, model: Path, tmp_path: Path) ->
     assert cluster.embed(texts, out, model, threads=1, resume=True) == done
     for changed in ({"normalize": True}, {"rows": 7}, {"dimension": 3}):
         with pytest.raises(InputError, match=f"was started with {next(iter(changed))}=.*, and now "):
-            cluster.embed(texts, out, model, threads=1, resume=True, **changed)  # type: ignore[arg-type]
+            cluster.embed(texts, out, model, threads=1, resume=True, **changed)
     with pytest.raises(InputError, match="was started with input="):
         cluster.embed([*texts[:-1], "a cat"], out, model, threads=1, resume=True)
     with pytest.raises(ExistsError, match="overwrite=True"):

@@ -45,7 +45,7 @@ def test_int8_has_the_codes_of_bertie(proto: Any, model: PaddedModel) -> None:
     assert np.array_equal(table.astype(np.int16) - 128, codes.numpy())  # once: the output layer is tied to it
     assert any(np.array_equal(x, scales.numpy()) for x in stored.values())
     up = model.encoder.blocks[0].ff.up.weight
-    codes, _ = quantize(up)
+    codes, _ = quantize(up)  # type: ignore[arg-type]
     assert any(
         x.shape == up.T.shape and np.array_equal(x.astype(np.int16) - 128, codes.T.numpy()) for x in stored.values()
     )
@@ -94,7 +94,7 @@ def test_openvino(proto: Any, model: PaddedModel, tmp_path: Path) -> None:
     outputs, sizes = {}, {}
     for precision in ("fp32", "fp16", "int8"):
         path = tmp_path / f"{precision}.xml"
-        graph_formats.write_openvino(tmp_path / "model.onnx", path, precision)  # type: ignore[arg-type]
+        graph_formats.write_openvino(tmp_path / "model.onnx", path, precision)
         outputs[precision] = graph_formats.open_graph(path)(inputs)["logits"][real]
         sizes[precision] = path.with_suffix(".bin").stat().st_size
     assert sizes["int8"] < 0.5 * sizes["fp32"]

@@ -98,7 +98,7 @@ def test_killed_between_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 os.kill(os.getpid(), signal.SIGKILL)
             real(a, b)
 
-        os.rename = rename  # type: ignore[assignment]
+        os.rename = rename
         with draft_folder(tmp_path / "out"):
             pass
         os._exit(0)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from collections.abc import Callable
 
 import pytest
 
-from bertie.data import progress as module
 from bertie.data import terminal
 from bertie.data.progress import Progress
 
@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(terminal, "width", lambda: 100)
     return move
 

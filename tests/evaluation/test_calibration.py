@@ -177,7 +177,7 @@ def test_best_threshold_lies_amid_equals() -> None:
 )
 def test_refusals(call: object, named: str) -> None:
     with pytest.raises(InputError, match=named):
-        call()  # type: ignore[operator]
+        call()
 
 
 @pytest.mark.parametrize(("scales", "bias"), [((1.5, 0.0), -0.7), ((0.2, 1.0), 3.0)])

@@ -41,7 +41,7 @@ def opened(browser: Any, path: Path, **options: Any) -> Any:
 
 def test_sorting_and_filtering(browser: Any, tmp_path: Path) -> None:
     rows = [["b", "2"], ["a", "10"], ["c", "-1.5"], [Marked([("B", 0.5), ("x", 0.0)]), "1,000"]]
-    table = Table(["name", "value"], rows, sortable=True, filtered=True)
+    table = Table(["name", "value"], rows, sortable=True, filtered=True)  # type: ignore[arg-type]
     path = tmp_path / "page.html"
     path.write_text(to_html("t", [Section("s", [table])]))
     page = opened(browser, path)

@@ -247,7 +247,7 @@ def test_refusals() -> None:
     with pytest.raises(InputError, match="predicted has 1 entries; gold has 2"):
         Evaluation(scores={}, gold=["a", "b"], predicted=["a"])
     with pytest.raises(InputError, match="kind='guess' must be one of"):
-        replace(bare(), kind="guess")
+        replace(bare(), kind="guess")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="at least one split"):
         replace(bare(), evaluations={})
     with pytest.raises(InputError, match=r"name \['dev'\]; the splits are \['test'\]"):

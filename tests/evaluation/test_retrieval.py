@@ -65,7 +65,7 @@ def test_a_fully_judged_list_has_the_scores_of_ranking() -> None:
     rng = np.random.default_rng(0)
     run = {query: {d: float(rng.random()) for d in one} for query, one in qrels.items()}
     rows = [(query, grade, run[query][d]) for query, one in qrels.items() for d, grade in one.items()]
-    other = ranking(*zip(*rows, strict=True), resamples=0)  # type: ignore[arg-type]
+    other = ranking(*zip(*rows, strict=True), resamples=0)
     scores = retrieval(qrels, run, resamples=0)
     for name in ("map", "mrr", "ndcg_10"):
         assert scores[name].value == pytest.approx(other[name].value), name

@@ -168,8 +168,8 @@ def without_ray() -> None:
     from bertie.cluster import connection, ray_job
     from tests.cluster.jobs import Nodes, run_here
 
-    connection.connect = lambda address: nullcontext(Nodes({"CPU": 1.0}))  # type: ignore[assignment]
-    ray_job.run_job = run_here  # type: ignore[assignment]
+    connection.connect = lambda address: nullcontext(Nodes({"CPU": 1.0}))  # type: ignore[return-value]
+    ray_job.run_job = run_here
     ray.get = lambda value: value
 
 

@@ -19,7 +19,7 @@ from tests.faults import shim
 
 TIMEOUT = 120.0  # seconds; a command that takes longer hangs
 # So that a small input has many chunks, commits and shards.
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "bertie.cli.stream": {"CHUNK_ROWS": 24},
     "bertie.data.journal": {"COMMIT_INTERVAL": 0.0},
     "bertie.search.document_input": {"GROUP_CHARACTERS": 200, "GROUP_DOCUMENTS": 8},

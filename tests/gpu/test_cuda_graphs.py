@@ -27,7 +27,7 @@ HEADS = {
     "token": HeadConfig(kind="token", outputs=2),
 }
 KINDS: dict[str, dict[str, Any]] = {
-    **ENCODERS,
+    **ENCODERS,  # type: ignore[dict-item]
     "disentangled": {"positions": (Disentangled(("c2p", "p2c"), 64, buckets=16, norm=NormConfig()),)},
 }
 ROUNDS = [[30, 10, 20], [1, 1, 40, 2, 6, 10], [16] * 4, [64], [20, 20, 20], [16] * 3, [5] * 40, [64, 64, 3]] * 3
@@ -116,7 +116,7 @@ def test_weights_changed_in_place_or_moved() -> None:
         assert len(model.graphs) == 1
     with torch.no_grad():
         for one in (plain, model):
-            one.encoder.blocks[0].ff.up.weight.mul_(-1.5)  # type: ignore[union-attr]
+            one.encoder.blocks[0].ff.up.weight.mul_(-1.5)
     with torch.inference_mode():
         near(model.hidden(batch), plain.hidden(batch))
     model.half()

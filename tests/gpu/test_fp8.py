@@ -112,7 +112,7 @@ def test_fp8_output_of_norms(rows: int, width: int, dtype: torch.dtype) -> None:
     plain = nn.LayerNorm(width, device=CUDA, dtype=dtype)
     plain.weight.add_(torch.randn_like(plain.weight) * 0.3)
     norm = deepcopy(plain)
-    norm.fp8 = True  # type: ignore[assignment]
+    norm.fp8 = True
     table, at = nn.Embedding(100, width, device=CUDA, dtype=dtype), torch.randint(100, (rows,), device=CUDA)
     kept = (x + residual).double()  # a stored sum is rounded before it is normalized
     wide = [x.double(), (x.double() + residual.double()), table.weight[at].double()]

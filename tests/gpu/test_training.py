@@ -65,7 +65,7 @@ def made(rotary: bool = False, dropout: float = 0.0) -> Model:
         dropout=dropout,
         attention_dropout=dropout,
     )
-    return Model(cfg, HEADS).cuda()  # type: ignore[arg-type]
+    return Model(cfg, HEADS).cuda()
 
 
 def items(objective: Objective, count: int = 40, longest: int = 40) -> list[TrainingExample]:

@@ -119,7 +119,7 @@ def test_gradients_reach_all_weights() -> None:
 def test_packed_order_is_that_of_torch() -> None:
     flat = torch.arange(sum(LENGTHS))
     order = PackedOrder.of(LENGTHS)
-    sentences = list(torch.split(flat, LENGTHS))  # type: ignore[no-untyped-call]
+    sentences = list(torch.split(flat, LENGTHS))
     packed = pack_sequence(sentences, enforce_sorted=False)
     assert order.batch_sizes == packed.batch_sizes.tolist()
     assert sorted(order.forward.tolist()) == flat.tolist()
@@ -153,7 +153,7 @@ def test_tagger_layers_are_independent_of_the_batch(lstm_width: int) -> None:
     head = LayerMixTagger(cfg, 4, lstm_width=lstm_width, dropout=0.5).eval()
     layers = torch.randn(3, sum(LENGTHS), cfg.dimension)
     together = head(layers, LENGTHS).detach()
-    parts = [head(part, [part.shape[1]]) for part in torch.split(layers, LENGTHS, dim=1)]  # type: ignore[no-untyped-call]
+    parts = [head(part, [part.shape[1]]) for part in torch.split(layers, LENGTHS, dim=1)]
     assert_allclose(together, torch.cat(parts).detach(), atol=1e-6)
 
 

@@ -67,8 +67,8 @@ def test_logits_and_gradients_equal_the_reference(width: int, rnn_layers: int, g
     if not gradients:
         return
     inputs = [hidden, *built.parameters()]
-    found = torch.autograd.grad(sum((x**2).sum() for x in ours), inputs)
-    expected = torch.autograd.grad(sum((x**2).sum() for x in theirs), inputs)
+    found = torch.autograd.grad(sum((x**2).sum() for x in ours), inputs)  # type: ignore[arg-type]
+    expected = torch.autograd.grad(sum((x**2).sum() for x in theirs), inputs)  # type: ignore[arg-type]
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 

@@ -83,7 +83,7 @@ def main() -> None:
 
     if len(sys.argv) == 4:
         texts = json.loads(Path(sys.argv[2]).read_text())
-        np.savez(sys.argv[3], **encode(Path(sys.argv[1]), texts["queries"], texts["documents"]))
+        np.savez(sys.argv[3], **encode(Path(sys.argv[1]), texts["queries"], texts["documents"]))  # type: ignore[arg-type]
         return
     shutil.rmtree(HERE, ignore_errors=True)
     base_model(HERE / "base")

@@ -191,7 +191,7 @@ def test_gradients_of_multiple_choice(choice_folder: Path) -> None:
         for q, y in zip(QUESTIONS, RIGHT, strict=True)
     ]
     total = torch.stack(losses).sum()
-    total.backward()  # type: ignore[no-untyped-call]
+    total.backward()
     task = bertie.Chooser.load(choice_folder)
     training = training_for(task)
     data = read_dataset("choose", QUESTIONS, RIGHT)
@@ -203,7 +203,7 @@ def test_gradients_of_multiple_choice(choice_folder: Path) -> None:
         value = 0.0
         for part in parts:
             loss = objective.forward(model, objective.collate(part), "choice")
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             value += float(loss.detach())
         assert value == pytest.approx(float(total.detach()), abs=1e-4)
         own = dict(model.named_parameters())
@@ -261,9 +261,9 @@ def test_candidates_of_several_tokens(tmp_path: Path, kind: str) -> None:
             expected[candidate] = total
         ranked = sorted(expected, key=lambda name: -expected[name])
         assert [candidate.text for candidate in prediction.candidates] == ranked
-        for candidate in prediction.candidates:
-            assert math.log(candidate.score) == pytest.approx(expected[candidate.text], abs=1e-4)
-            assert (candidate.id is None) == (" " in candidate.token)
+        for scored in prediction.candidates:
+            assert math.log(scored.score) == pytest.approx(expected[scored.text], abs=1e-4)
+            assert (scored.id is None) == (" " in scored.token)
     assert task.fill([content, content], top_k=2, candidates=candidates)[1].masks == tuple(
         bertie.MaskPrediction(m.start, m.end, m.candidates[:2]) for m in result.masks
     )

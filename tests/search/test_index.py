@@ -207,10 +207,10 @@ def test_search_batch_equals_search(index: Index, reranker: Reranker) -> None:
         {"rerank": reranker},
         {"rerank": reranker, "weights": weights},
     ):
-        together = index.search_batch(queries, **options)  # type: ignore[arg-type]
+        together = index.search_batch(queries, **options)
         assert [one.query for one in together] == queries
         for one in together:
-            alone = index.search(one.query, **options)  # type: ignore[arg-type]
+            alone = index.search(one.query, **options)
             assert [hit.document for hit in one] == [hit.document for hit in alone]
             assert [hit.score for hit in one] == pytest.approx([hit.score for hit in alone], abs=1e-6)
     assert index.search_batch([]) == []
@@ -248,7 +248,7 @@ ROWS = [
 
 def tables() -> dict[str, Any]:
     pandas, polars, pyarrow = map(pytest.importorskip, ("pandas", "polars", "pyarrow"))
-    columns = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+    columns = {name: [row[name] for row in ROWS] for name in ROWS[0]}  # type: ignore[attr-defined, index]
     return {
         "dicts": ROWS,
         "generator": iter(ROWS),
@@ -453,7 +453,7 @@ def test_a_trained_model_is_rejected_at_every_precision(tmp_path: Path, model: P
     trained.save(tmp_path / "trained")
     for precision in ("fp32", "int8"):
         with pytest.raises(InputError, match="is another model"):
-            Index.open(tmp_path / "i", Embedder.load(tmp_path / "trained", precision=precision))  # type: ignore[arg-type]
+            Index.open(tmp_path / "i", Embedder.load(tmp_path / "trained", precision=precision))
 
 
 def test_missing_model(tmp_path: Path, model: Path) -> None:
@@ -512,7 +512,7 @@ def test_all_stores_give_the_same_results(
         assert other.add(documents) == IndexUpdate(unchanged=4)
         for query in ("the cat sat", "dogs ran", "rivers"):
             for options in ({}, {"mode": "dense"}, {"mode": "lexical"}, {"where": {"n >=": 1, "letter": ["d", "n"]}}):
-                one, two = (each.search(query, **options) for each in (other, index))  # type: ignore[arg-type]
+                one, two = (each.search(query, **options) for each in (other, index))
                 assert [hit.document for hit in one] == [hit.document for hit in two]
                 assert [hit.score for hit in one] == pytest.approx([hit.score for hit in two], abs=1e-6)
                 assert [hit.metadata for hit in one] == [hit.metadata for hit in two]
@@ -577,6 +577,6 @@ def test_invalid_arguments(tmp_path: Path, embedder: Embedder, index: Index) -> 
 def test_empty_index(tmp_path: Path, embedder: Embedder, reranker: Reranker) -> None:
     with Index.create(tmp_path / "i", embedder) as index:
         for mode in ("hybrid", "dense", "lexical"):
-            assert list(index.search("the cat", mode=mode, rerank=reranker)) == []  # type: ignore[arg-type]
+            assert list(index.search("the cat", mode=mode, rerank=reranker)) == []
         index.add(["", "  "])
         assert (len(index), list(index.search("the cat"))) == (0, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_unpublished_versions_are_rolled_back(place: Place, monkeypatch: pytest.
 @pytest.mark.parametrize("place", ["lance"], indirect=True)
 def test_old_versions_outlive_the_publication_of_new_ones(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    monkeypatch.setattr(lance_store, "KEEP_VERSIONS", lance_store.timedelta(0))
+    monkeypatch.setattr(lance_store, "KEEP_VERSIONS", timedelta(0))
     monkeypatch.setattr(lance_store, "COMPACTION_INTERVAL", 3)
     store = place.create(D)
     publish, seen = lance_store._publish, []
@@ -96,7 +97,7 @@ def test_old_versions_outlive_the_publication_of_new_ones(place: Place, monkeypa
 def test_readers_of_an_old_version(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its age, a version that counted until now is not taken from those who read it."""
 
-    monkeypatch.setattr(lance_store, "KEEP_VERSIONS", lance_store.timedelta(seconds=1))
+    monkeypatch.setattr(lance_store, "KEEP_VERSIONS", timedelta(seconds=1))
     store = place.create(D)
     store.commit([entry(f"d{i}") for i in range(30)])
     time.sleep(1.2)

@@ -194,7 +194,7 @@ def test_filters_against_the_reference(op: str, tmp_path: Path) -> None:
         ]
     )
     for value in values[1:]:
-        where = (MetadataFilter("n'ame", op, value),)
+        where = (MetadataFilter("n'ame", op, value),)  # type: ignore[arg-type]
         expected = {name for name, data in documents.items() if matches_filters(data, where)}
         assert {one.passage.document for one in store.fetch(store.matching_keys(where).tolist())} == expected
     for some in ((), (1, "1"), (True, 1.5, "Ä")):
@@ -237,7 +237,7 @@ def test_invalid_input_changes_nothing(tmp_path: Path) -> None:
     for put, message in (
         ([good, entry("bad", vectors(2, dimension=8))], "dimension of this index is 16"),
         ([good, entry("bad", bad)], "non-finite"),
-        ([good, entry("bad", huge)], "non-finite"),
+        ([good, entry("bad", huge)], "non-finite"),  # type: ignore[arg-type]
         ([good, good], "duplicate document id"),
         ([good, entry("", vectors(1))], "id="),
         ([good, entry("x", vectors(1), tags=["a"])], "tags"),
@@ -302,7 +302,7 @@ def test_opening_a_segment_during_a_merge(tmp_path: Path, monkeypatch: pytest.Mo
     writer = LocalStore.create(tmp_path, D, {})
     for i in range(3):
         writer.commit([entry(f"d{i}", vectors(70, i))])
-    plain, calls = local_store.corrupt_files, []
+    plain, calls = local_store.corrupt_files, []  # type: ignore[attr-defined]
 
     def slow(folder: Path, sums: Any) -> list[str]:
         calls.append(folder.name)

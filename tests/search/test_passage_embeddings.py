@@ -115,7 +115,7 @@ def test_segments_are_merged_and_not_embedded_again(
         assert len(list(folder.iterdir())) == 1
         opened.verify()
         stored = opened.load_sparse() if name == "sparse" else opened.load_token_embeddings()
-        assert [len(segment) for segment in stored.segments] == [len(TEXTS) - len(gone)]  # type: ignore[attr-defined]
+        assert [len(segment) for segment in stored.segments] == [len(TEXTS) - len(gone)]
 
 
 def _queries_only(embed: Any) -> Any:
@@ -178,8 +178,8 @@ def test_another_model_in_the_same_place(index: Index, folders: dict[str, Path],
     splade.save(tmp_path / "moving")
     with Index.create(tmp_path / "other", index.embedder, chunk_size=40, sparse=tmp_path / "moving") as other:
         other.add(TEXTS[:4])
-    weight = splade.checkpoint.model.heads["mlm"].bias  # type: ignore[union-attr]
-    weight.data += 1  # type: ignore[operator,union-attr]
+    weight = splade.checkpoint.model.heads["mlm"].bias
+    weight.data += 1
     splade.save(tmp_path / "moving", overwrite=True)
     with Index.open(tmp_path / "other") as opened, pytest.raises(InputError, match="is another model than the sparse"):
         opened.search(QUERY, mode="sparse")

@@ -60,7 +60,7 @@ def test_failed_transaction(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
 
     store = place.create(D)
     store.commit([entry("a", 2)])
-    copy = postgres_store.copy_documents
+    copy = postgres_store.copy_documents  # type: ignore[attr-defined]
 
     def fail(*given: Any) -> None:
         copy(*given)

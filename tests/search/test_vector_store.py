@@ -151,7 +151,7 @@ def test_fetch_order_and_deleted_keys(place: Place) -> None:
     store.commit([entry("a", 5)])
     keys = [key for key, _ in store.passage_texts()]
     asked = [keys[3], 10**12, keys[0], keys[3], np.int64(keys[4])]
-    assert [found.key for found in store.fetch(asked)] == [keys[3], keys[0], keys[3], keys[4]]
+    assert [found.key for found in store.fetch(asked)] == [keys[3], keys[0], keys[3], keys[4]]  # type: ignore[arg-type]
 
 
 def test_two_stores_are_independent(place: Place) -> None:
@@ -404,7 +404,7 @@ def test_searches_see_whole_commits(place: Place) -> None:
         with FakeIndex(place.open()) as index:
             while len(seen) < COMMITS and child.poll() is None:
                 for mode in ("dense", "lexical", "hybrid"):
-                    hits = index.search("cat", 12, mode=mode)  # type: ignore[arg-type]
+                    hits = index.search("cat", 12, mode=mode)
                     versions = {hit.metadata["number"] for hit in hits}
                     assert (len(hits), len(versions)) == (12, 1)
                     seen |= versions
@@ -450,6 +450,6 @@ def test_a_search_outlasts_commits_while_it_saves(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(_BM25Segment, "save", replaced_after)
         with FakeIndex(LocalStore.open(tmp_path / "index")) as index:
             for mode in ("lexical", "hybrid"):
-                hits = index.search("cat", 12, mode=mode)  # type: ignore[arg-type]
+                hits = index.search("cat", 12, mode=mode)
                 assert [hit.metadata["number"] for hit in hits] == [number] * 12
     assert number == 2  # once for each search

@@ -33,7 +33,7 @@ def test_han_is_covered_by_many_characters(letters: int, covered: bool) -> None:
 
 def test_counts_are_per_text_and_empty_texts_have_none() -> None:
     flags = np.array([True, False, True, True, False])
-    assert count_flagged(flags, np.array([2, 0, 2, 1])).tolist() == [1, 0, 2, 0]  # type: ignore[union-attr]
+    assert count_flagged(flags, np.array([2, 0, 2, 1])).tolist() == [1, 0, 2, 0]
     assert count_flagged(~flags[:1], np.array([1])) is None
 
 

@@ -202,7 +202,7 @@ def test_proto_reader(tmp_path: Path, train) -> None:
     for kind in ("unigram", "bpe"):
         path = tmp_path / "spiece.model"
         path.write_bytes(train(kind, model_type=kind, user_defined_symbols="<x>"))
-        want = proto.ModelProto()
+        want = proto.ModelProto()  # type: ignore[attr-defined]
         want.ParseFromString(path.read_bytes())
         got = read_sentencepiece(path)
         assert got.kind == kind

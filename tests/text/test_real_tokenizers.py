@@ -118,7 +118,7 @@ def theirs(name: str, folder: Path) -> transformers.PreTrainedTokenizerBase:
     if name == "albert-base-v2":
         # From spiece.model alone, the class forgets the scores of "1999," and takes "." and "(" for special tokens;
         # with the vocabulary of transformers' own converter it is right.
-        model = proto.ModelProto()
+        model = proto.ModelProto()  # type: ignore[attr-defined]
         model.ParseFromString((folder / "spiece.model").read_bytes())
         return transformers.AlbertTokenizer(
             vocab=AlbertConverter.vocab(SimpleNamespace(), model),
@@ -176,7 +176,7 @@ def test_old_files_against_tokenizer_json(name: str, tmp_path: Path) -> None:
     items = [*texts(), *pairs()]
     wrong = [
         item
-        for item, a, b in zip(items, old.encode_batch(items), new.encode_batch(items), strict=True)
+        for item, a, b in zip(items, old.encode_batch(items), new.encode_batch(items), strict=True)  # type: ignore[arg-type]
         if a.ids.tolist() != b.ids.tolist()
         or a.offsets.tolist() != b.offsets.tolist()
         or a.segments.tolist() != b.segments.tolist()

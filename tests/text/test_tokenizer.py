@@ -40,7 +40,7 @@ def test_encoding(tokenizer: Tokenizer) -> None:
     assert e.word_ids.tolist() == [-1, 0, 1, 2, 3, 4, 5, -1]
     assert e.special.tolist() == [True, *[False] * 6, True]
     with pytest.raises(AttributeError):
-        e.ids = e.ids  # type: ignore[misc]
+        e.ids = e.ids
 
 
 def test_pairs(tokenizer: Tokenizer) -> None:

@@ -34,7 +34,7 @@ texts = st.one_of(st.tuples(text), st.tuples(text, text), st.tuples(text, st.jus
 
 
 def encode(kind: str, several: tuple[str, ...]) -> Encoding:
-    return MINE[kind].encode(*several)
+    return MINE[kind].encode(*several)  # type: ignore[arg-type]
 
 
 @settings(max_examples=80, deadline=None)

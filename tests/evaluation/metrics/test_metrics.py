@@ -78,7 +78,7 @@ HALVES = [[0.5, 0.5]]
         (lambda: regression([], []), "nothing to score"),
         (lambda: tagging([["O"]], [["O", "O"]]), "sentence 0 has 1 gold tags and 2 predicted"),
         (lambda: tagging([[]], [[]]), "no sentence has words"),
-        (lambda: answering(["text"], ["text"]), "gold of question 0 is a str"),  # type: ignore[list-item]
+        (lambda: answering(["text"], ["text"]), "gold of question 0 is a str"),
         (lambda: answering([], []), "nothing to score"),
         (lambda: ranking(["q"], [0], [1.0]), "no query has a relevant document"),
         (lambda: ranking(["q"], [-1], [1.0]), "gold has -1"),

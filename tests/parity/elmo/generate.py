@@ -194,7 +194,7 @@ def main(source: Path) -> None:
     for seed, (name, options) in enumerate(OPTIONS.items()):
         (FOLDER / f"{name}_options.json").write_text(json.dumps(options), "utf-8")
         write_weights(FOLDER / f"{name}_weights.hdf5", options, seed)
-        np.savez_compressed(FOLDER / f"{name}_reference.npz", **reference(name, modules))
+        np.savez_compressed(FOLDER / f"{name}_reference.npz", **reference(name, modules))  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":
