@@ -48,3 +48,9 @@ def test_equal_rows_are_one_cluster() -> None:
     rows = np.ones((5, 3))
     assert [members.tolist() for members in cluster(unit_rows(rows), 3, np.ones(5))] == [[0, 1, 2, 3, 4]]
     assert len(choose(rows, 3)) == 1
+
+
+def test_of_two_rows_the_first() -> None:
+    draw = np.random.default_rng(2)
+    for _ in range(50):  # the norms of the rows, and so their products with themselves, are rounded differently
+        assert choose(draw.normal(size=(2, 16)), 1) == [(0, 2)]

@@ -147,8 +147,8 @@ def _mean_silhouette(
 
 
 def _examples(assigned: NDArray[np.int64], similarity: FloatArray, count: int) -> list[tuple[int, ...]]:
-    """The texts nearest to the centre of each cluster."""
-    order = np.lexsort((-similarity, assigned))
+    """The texts nearest to the centre of each cluster; of equally near ones, as two alone are, the first."""
+    order = np.lexsort((-similarity.round(5), assigned))
     starts = np.searchsorted(assigned[order], np.arange(count))
     ends = np.searchsorted(assigned[order], np.arange(count), "right")
     return [tuple(order[s : min(s + EXAMPLES, e)].tolist()) for s, e in zip(starts, ends, strict=True)]

@@ -105,8 +105,9 @@ def _nearest(rows: FloatArray, centres: FloatArray) -> IntArray:
 
 
 def _typicality(rows: FloatArray) -> FloatArray:
-    """The mean similarity of each row to its nearest neighbours."""
+    """The mean similarity of each row to its nearest neighbours, rounded: two rows are equally typical of each other,
+    and which of them is chosen must not depend on the last bits of a CPU."""
     others = rows[:: len(rows) // _SAMPLE + 1]
     similarities = np.sort(rows @ others.T, axis=1)[:, ::-1]
     mean: FloatArray = similarities[:, : _NEIGHBOURS + 1].mean(1)
-    return np.maximum(mean, 1e-6)
+    return np.maximum(mean.round(9), 1e-6)
