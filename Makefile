@@ -11,7 +11,7 @@ WHEEL := .venv-wheel
 DOCS := .venv-docs
 TOOLS := .venv-tools
 
-.PHONY: test lint types unit try libraries coverage test-slow test-faults test-clients test-wheel test-emulated first-hour \
+.PHONY: test lint types unit try libraries coverage test-slow test-faults test-clients test-migration test-wheel test-emulated first-hour \
 	docs docs-serve tutorials test-gpu wheel wheels sdist release-check clean
 
 test: lint types unit
@@ -53,6 +53,11 @@ $(CLIENTS)/.ready: tests_clients/requirements.txt
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/$(SCRIPTS)/python -m pip install --quiet --no-compile --requirement tests_clients/requirements.txt
 	touch $(CLIENTS)/.ready
+
+# The pages docs/migration with setfit, txtai and accelerate, which `make test` does without.
+test-migration: $(READY) libraries
+	$(PIP_INSTALL) --no-deps --upgrade --target build/peers setfit==1.2.0 txtai==9.14.0 accelerate==1.15.0 evaluate==0.4.6
+	PYTHONPATH=build/peers $(BIN)/python -m pytest tests/docs/test_snippets.py -k migration
 
 # The commands of the README and docs/, from a wheel in a clean environment: a quarter of an hour.
 test-wheel: $(WHEEL)/.ready

@@ -108,3 +108,12 @@ def test_lines_are_collected_and_lines_of_processes_do_not_interleave(monkeypatc
     assert len(writes) < 10
     assert all(len(data) <= MAX_WRITE or data.count(b"\n") == 1 for data in writes)
     assert all(data.endswith(b"\n") for data in writes)
+
+
+def test_nothing_is_logged_after_the_last_event() -> None:
+    out = io.StringIO()
+    log = Log(out)
+    log("ready")
+    log.close("stopped", worker=1)
+    log.error("reload failed", ValueError("a thread that outlives the server"))
+    assert [json.loads(line)["event"] for line in out.getvalue().splitlines()] == ["ready", "stopped"]

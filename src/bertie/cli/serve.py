@@ -306,8 +306,7 @@ def _serve(
     serve(app, socket, grace=args.grace, shutdown_seconds=args.deadline, on_ready=log_ready, worker=worker)
     if tracing is not None:
         tracing.close()
-    log("stopped", worker=worker.number)
-    log.flush()
+    log.close("stopped", worker=worker.number)
 
 
 def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tuple[Registry, tuple[Index, str] | None]:
@@ -364,8 +363,7 @@ def _run_engine(args: argparse.Namespace, worker: WorkerInfo, started: float) ->
     gc.enable()
     log("ready", engine=worker.number, models=list(registry), seconds=round(time.monotonic() - started, 3))
     run_engine(registry, worker, metrics, log, shutdown_seconds=args.deadline)
-    log("stopped", engine=worker.number)
-    log.flush()
+    log.close("stopped", engine=worker.number)
 
 
 def _open_tracing(args: argparse.Namespace, log: Log) -> Tracing | None:

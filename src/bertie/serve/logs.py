@@ -17,7 +17,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from typing import Any, TextIO
 
 import orjson
@@ -125,15 +125,19 @@ class Log:
         self, out: TextIO | LogWriter | None = None, *, traces: bool = False, clock: Callable[[], float] = time.time
     ) -> None:
         self._out, self._traces, self._clock = out or LogWriter(), traces, clock
+        self._lock, self._closed = Lock(), False
 
     def __call__(self, event: str, **fields: Any) -> None:
         """Write an event with the fields that are not None."""
-        with suppress(OSError, ValueError):  # a closed log must not stop the server
-            self._out.write(_format_line(self._clock(), event, fields))
+        with suppress(OSError, ValueError), self._lock:  # a closed pipe must not stop the server
+            if not self._closed:
+                self._out.write(_format_line(self._clock(), event, fields))
 
-    def flush(self) -> None:
-        """Wait a moment until everything is written."""
-        with suppress(OSError, ValueError):
+    def close(self, event: str, **fields: Any) -> None:
+        """Write the last event, and wait a moment until everything is written; threads that still run log no more."""
+        with suppress(OSError, ValueError), self._lock:
+            self._closed = True
+            self._out.write(_format_line(self._clock(), event, fields))
             self._out.flush()
 
     def error(self, event: str, error: BaseException, **fields: Any) -> None:
