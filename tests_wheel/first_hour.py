@@ -23,9 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PORT = 8080
-INTRODUCTION = """Install, check, try, train, search and serve: everything on this page was run in this order, from a
-wheel, in a new environment and an empty folder, on {date}. Lines are left out where there is a `…`. The machine has
-{cpus} cores and no GPU{load}. `make first-hour` runs it again and writes this page."""
+INTRODUCTION = """Install, check, try, train, search and serve: every command on this page was run in this order on
+{date}, with a wheel installed into a new environment, in an empty folder. A `…` marks omitted output. The machine has
+{cpus} cores and no GPU{load}. `make first-hour` runs the commands again and writes this page."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ HEADERS = "-H 'Content-Type: application/json'"
 SECTIONS = (
     Section(
         "Install",
-        "Python 3.11 or newer. The extras are for training reports, search and the server. On Linux, torch from PyPI "
-        "brings the CUDA libraries; without a GPU, install its CPU build first "
+        "Python 3.11 or newer is required. The extras are for training reports, search and the server. On Linux, torch "
+        "from PyPI includes the CUDA libraries; without a GPU, install the CPU build first "
         "([pytorch.org](https://pytorch.org/get-started/locally/)).",
         (
             Step("python3 -m venv venv", 0),
@@ -61,8 +61,7 @@ SECTIONS = (
     ),
     Section(
         "Check",
-        "Is everything installed, and what does Bertie use on this machine? A problem has a line that says how to "
-        "fix it.",
+        "Is everything installed, and what does Bertie use on this machine? Each problem is listed with its fix.",
         (Step("bertie doctor"),),
     ),
     Section(
@@ -72,11 +71,11 @@ SECTIONS = (
             Step("bertie tour", 30),
             Step(
                 'bertie classify "A delight from start to finish." "What a waste of money, I am so angry."',
-                after="Any labels, without training:",
+                after="Zero-shot classification, with any labels:",
             ),
             Step(
                 'bertie classify "The match ended in a draw after extra time." --labels sport,politics,cooking',
-                after="Fill-mask, named entities, an answer from a text:",
+                after="Fill-mask, named entity recognition and question answering:",
             ),
             Step('bertie fill "Paris is the [MASK] of France." --top-k 3'),
             Step('bertie tag "Ada Lovelace was born in London."'),
@@ -90,37 +89,36 @@ SECTIONS = (
             Step("bertie recipes -o recipes"),
             Step(
                 "head -4 recipes/examples/tickets.csv",
-                after="A file with texts and labels is all that training needs. The method, the learning rates and "
-                "the number of epochs are chosen by the data; without a test file, cross-validation gives the score:",
+                after="Training needs only a file with texts and labels. The method, the learning rates and the "
+                "number of epochs are chosen automatically; without a test file, the score is cross-validated:",
             ),
             Step(
                 "bertie train classify recipes/examples/tickets.csv -o tickets",
                 4,
                 17,
-                after="A report always has cheap baselines beside the model, and says if training was not shown to "
-                "beat them. `tickets/report.html` has the confusion matrix, the calibration, all errors and the "
-                "words that decided ([Reports](reports.md)). The folder is a Hugging Face checkpoint; use it with "
-                "`-m`:",
+                after="A report always compares the model with cheap baselines, and says if it does not beat them. "
+                "`tickets/report.html` has the confusion matrix, the calibration, and all errors with word "
+                "attributions ([Reports](reports.md)). The folder is a Hugging Face checkpoint; use it with `-m`:",
             ),
             Step('bertie classify "Where is my parcel?" "The invoice is wrong." "How do I log in?" -m tickets'),
         ),
     ),
     Section(
         "Search",
-        "A folder of texts, Markdown, HTML, PDF files or tables becomes an index for hybrid search (embeddings and "
-        "BM25). Here it is a chapter of Jules Verne, and the tickets:",
+        "An index for hybrid search (embeddings and BM25) is built from a folder of text, Markdown, HTML and PDF files "
+        "and tables. This one has three chapters of Jules Verne and the tickets:",
         (
             Step("bertie index recipes/examples -o my-index"),
             Step(
                 'bertie search my-index "the parcel is late" -k 2',
-                after="A cross-encoder reads the best passages again:",
+                after="With `--rerank`, a cross-encoder reranks the best passages:",
             ),
             Step(f'bertie search my-index "{QUERY}" -k 2 --rerank'),
         ),
     ),
     Section(
         "Serve",
-        "Both models and the index, over HTTP:",
+        "Serve both models and the index over HTTP:",
         (
             Step(f"bertie serve bertie-small tickets --index my-index --port {PORT} &", 3),
             Step(
@@ -134,7 +132,7 @@ SECTIONS = (
             ),
             Step(
                 f"curl -s localhost:{PORT}/ | grep -o '<title>.*</title>'",
-                after="From Python, with the methods and results of the local objects; [other "
+                after="The Python client has the same methods and results as the local objects; [other "
                 "clients](clients.md) work as well:",
             ),
             Step(
@@ -252,7 +250,7 @@ def describe(seconds: float) -> str:
 def write_page(hour: Hour) -> str:
     """Run everything and return the page."""
     load = os.getloadavg()[0]
-    busy = f", and a load of {load:.0f} from other programs, so that times are longer than usual" if load > 2 else ""
+    busy = f", and other programs caused a load of {load:.0f}, so times are longer than usual" if load > 2 else ""
     introduction = INTRODUCTION.format(date=datetime.date.today().isoformat(), cpus=os.cpu_count(), load=busy)
     parts = [f"# The first hour\n\n{wrap(introduction)}\n"]
     for section in SECTIONS:
