@@ -72,7 +72,7 @@ $(WHEEL)/.ready: $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h' -
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	$(PYTHON) -m venv $(WHEEL)
 	$(WHEEL)/$(SCRIPTS)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
-	$(WHEEL)/$(SCRIPTS)/python -m pip install --quiet --no-compile "$$(echo build/wheel/*.whl)[data,train,search,serve,tensorboard,elmo]"
+	$(WHEEL)/$(SCRIPTS)/python -m pip install --quiet --no-compile "$$(echo build/wheel/*.whl)[data,train,search,serve,tracing,export,tensorboard,elmo]"
 	touch $(WHEEL)/.ready
 
 # The documentation site, in build/site; warnings and dead links are errors. It needs neither .venv nor torch.

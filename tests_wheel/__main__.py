@@ -19,21 +19,41 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
 SKIPPED = re.compile(
-    r"\b(DATA|WORK)\b|--data\b|sentence-transformers/|bert-base|m3e-small|(postgresql|lance)://|--ray\b|^torchrun|^hf |"
-    r"^tensorboard|^pip |--network|papers/|clinic|modernbert-small|wiki\.txt|--precision (bf16|fp8)|^curl |^python "
+    r"\b(DATA|WORK)\b|--data\b|(postgresql|lance)://|--ray\b|^torchrun|^hf |^bertie push|^tensorboard|^pip |--network|"
+    r"papers/|clinic|modernbert-small|wiki\.txt|pages\.jsonl\.zst|--precision (bf16|fp8)|^curl |^python |"
+    r"(serve|inspect|-m) [\w-]+/[\w.-]+|m3e-small|my-electra"  # models of the hub
 )
 OUTPUT = re.compile(r"(?<= -o )\S+")
-MADE = ("my-model", "other-model", "mood", "my-tagger", "my-encoder", "my-embedder", "my-index", "tickets")
+MADE = (
+    "my-model",
+    "other-model",
+    "mood",
+    "small",
+    "base",
+    "my-tagger",
+    "my-encoder",
+    "my-embedder",
+    "my-index",
+    "tickets",
+    "my-elmo",
+    "my-elmo-tagger",
+    "my-chooser",
+    "my-splade",
+    "my-colbert",
+    "my-entities",
+)
 ELMO = "import bertie; model = bertie.Elmo.random(bertie.ElmoConfig(width=32, cell_width=64))"
+KINDS = {"docs/zero-shot-entities.md": {"my-model": "my-entities"}}
 SECONDS = 900  # that a command may take
 
 
@@ -44,6 +64,7 @@ class Folder:
     path: Path
     bin: Path
     shared: Path  # with what several pages need
+    kinds: dict[str, str] = field(default_factory=dict)  # on this page, a name of MADE is another kind of model
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
         """Run a command; a server is stopped as soon as it is ready."""
@@ -52,7 +73,7 @@ class Folder:
             environment.pop(name, None)
         options = {"cwd": self.path, "env": environment, "text": True, "stderr": subprocess.STDOUT}
         if command.startswith("bertie serve") and "--new-key" not in command:
-            return self._serve(f"{command} --port 0" if "--port" not in command else command, options)
+            return self._serve(command if re.search("--(port|unix)", command) else f"{command} --port 0", options)
         return subprocess.run(
             command, shell=True, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=SECONDS, **options
         )  # type: ignore[call-overload]
@@ -60,40 +81,35 @@ class Folder:
     def _serve(self, command: str, options: dict[str, object]) -> subprocess.CompletedProcess[str]:
         process = subprocess.Popen(f"exec {command}", shell=True, stdout=subprocess.PIPE, **options)  # type: ignore[call-overload]
         lines = []
+        timer = threading.Timer(SECONDS, process.kill)
+        timer.start()
         for line in process.stdout:
             lines.append(line)
-            if re.search(r"https?://\S+:\d+", line) and not line.startswith("{"):
+            if re.search(r"https?://\S+:\d+|http\+unix://", line) and not line.startswith("{"):
                 process.send_signal(signal.SIGTERM)
+        timer.cancel()
         return subprocess.CompletedProcess(command, process.wait(60), "".join(lines))
 
     def prepare(self, command: str) -> None:
         """Provide what the command reads, and remove what it writes."""
         output = OUTPUT.search(command)
         written = output and output[0].removeprefix("./")
-        for name in (
-            "my-model",
-            "other-model",
-            "mood",
-            "my-tagger",
-            "my-encoder",
-            "my-embedder",
-            "my-index",
-            "tickets",
-            "my-elmo",
-            "my-elmo-tagger",
-        ):
+        for name in MADE:
             used = re.search(rf"(?<![\w-])(\./)?{name}(?![\w.-])", command.replace(f"-o {output and output[0]}", ""))
             if used and name != written and not (self.path / name).exists():
-                shutil.copytree(self.made(name), self.path / name)
-        if "train tag train.jsonl" in command:
-            shutil.copy(self.path / "sentences.jsonl", self.path / "train.jsonl")
+                shutil.copytree(self.made(self.kinds.get(name, name)), self.path / name)
+        task = re.search(r"train (tag|zero-shot-tag|choose) train\.jsonl", command)
+        for part in ("train", "dev", "test") if task else ():
+            source = "questions.jsonl" if task and task[1] == "choose" else "sentences.jsonl"
+            shutil.copy(self.path / source, self.path / f"{part}.jsonl")
         if "train classify to-label.csv" in command:  # as if its rows had been labelled
             shutil.copy(self.path / "train.csv", self.path / "to-label.csv")
         if "--corpus corpus" in command and not (self.path / "corpus").exists():
             for name in ("tokenizer", "corpus"):
                 shutil.copytree(self.made(name), self.path / name)
         if written and not re.search(r"--resume|--refresh", command):
-            for path in (self.path / written, self.path / f"{written}.training"):
+            duplicates = f"{written.partition('.')[0]}.duplicates.jsonl"
+            for path in (self.path / written, self.path / f"{written}.training", self.path / duplicates):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     def made(self, name: str) -> Path:
@@ -108,6 +124,10 @@ class Folder:
             "my-elmo": f"python -c \"{ELMO}; model.save('my-elmo')\"",
             "my-elmo-tagger": f'python -c "{ELMO}; '
             "bertie.ElmoTagger(model, epochs=1).fit('sentences.jsonl').save('my-elmo-tagger')\"",
+            "my-chooser": "bertie train choose questions.jsonl -o my-chooser --epochs 1",
+            "my-entities": "bertie train zero-shot-tag sentences.jsonl -o my-entities --epochs 1",
+            "my-splade": "python -c \"import bertie; bertie.SparseEmbedder('bertie-small').save('my-splade')\"",
+            "my-colbert": "bertie train late-interaction pairs.jsonl -o my-colbert --epochs 1",
             "tokenizer": f"bertie tokenizer train {book} --vocab-size 4000 -o tokenizer",
             "corpus": f"bertie corpus {book} --tokenizer tokenizer -o corpus --held-out 0.1",
         }
@@ -143,9 +163,12 @@ def write_data(folder: Path) -> None:
     for place in (".local/share/bash-completion/completions", ".zfunc", ".config/fish/completions"):
         (folder / "home" / place).mkdir(parents=True)
     parts = {"train": rows[::2], "dev": rows[1::4], "test": rows[3::4], "tickets": rows, "reviews": rows, "news": rows}
-    parts |= {"unlabelled": rows, "to-label": rows[::3], "documents": rows}
+    parts |= {"unlabelled": rows, "to-label": rows[::3], "documents": rows, "feedback": rows, "texts": rows}
+    parts |= {"january": rows[::2], "february": rows[1::2], "ordinary": rows * 17, "today": rows[1::2]}
+    columns = {"reviews": "review", "feedback": "comment", "tickets": "message", "news": "body"}
+    columns |= {"january": "message", "february": "message"}
     for name, part in parts.items():
-        table = [row | {"review": row["text"]} if name == "reviews" else dict(row) for row in part]
+        table = [row | ({columns[name]: row["text"]} if name in columns else {}) for row in part]
         for row in table if name in ("unlabelled", "news", "documents") else []:
             del row["label"]
         with open(folder / f"{name}.csv", "w", newline="") as file:
@@ -163,9 +186,16 @@ def write_data(folder: Path) -> None:
         {"tokens": [first, last, "lives", "in", city, "."], "tags": ["B-PER", "I-PER", "O", "O", "B-LOC", "O"]}
         for first, last, city in people
     ]
-    write_lines(folder / "sentences.jsonl", tagged)
+    for name in ("sentences", "other-labels"):
+        write_lines(folder / f"{name}.jsonl", tagged)
+    choices = [{"context": a, "choices": [b, "The larvae eat leaves."], "label": 0} for a, b in pairwise(texts)]
+    write_lines(folder / "questions.jsonl", choices)
+    with open(folder / "pairs.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("text_a", "text_b"), *pairwise(texts)])
     (folder / "sentences.txt").write_text("".join(f"{first} {last} went to {city}.\n" for first, last, city in people))
     (folder / "notes.txt").write_text("A delight.\n")
+    for name in ("questions", "passages", "drafts", "contract", "reviews"):
+        (folder / f"{name}.txt").write_text("".join(f"{text}\n" for text in texts))
 
 
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -176,7 +206,7 @@ def run_page(page: str, bin: Path, shared: Path) -> int:
     """Run the commands of a page; the number of failures."""
     failures = 0
     with tempfile.TemporaryDirectory() as name:
-        folder = Folder(Path(name), bin, shared)
+        folder = Folder(Path(name), bin, shared, KINDS.get(page, {}))
         write_data(folder.path)
         for command in commands_of(page):
             if SKIPPED.search(command):

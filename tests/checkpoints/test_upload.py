@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import huggingface_hub
 import pytest
 
@@ -91,9 +92,10 @@ def test_errors(hub: type[RecordingHub], folder: Path, tmp_path: Path) -> None:
         push_folder(tmp_path, "me/model")
     with pytest.raises(ConfigError, match="repository='a/b/c' must be owner/name"):
         push_folder(folder, "a/b/c")
-    hub.error = OSError("no network\nand more")
-    with pytest.raises(BertieError, match=r"could not be uploaded to me/model: no network$"):
-        push_folder(folder, "me/model")
+    for error in (OSError("no network\nand more"), httpx.ConnectError("no network")):
+        hub.error = error
+        with pytest.raises(BertieError, match=r"could not be uploaded to me/model: no network$"):
+            push_folder(folder, "me/model")
     assert hub.uploads == []
 
 
