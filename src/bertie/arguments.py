@@ -13,6 +13,7 @@ R = TypeVar("R")
 
 _PROGRESS = "progress=True or False shows or hides the progress bar"
 _LENGTH = "nothing is padded, and long texts are read in windows: see overflow= of load()"
+_TEXTS = "the texts are the first argument"
 _DEVICE = "pass device= to load(), or call .to(device)"
 _EPOCHS, _SEED, _PRECISION = "use epochs=", "use seed=", "pass precision= to load(): fp32, bf16, fp16, int8 or fp8"
 
@@ -28,6 +29,8 @@ HINTS = {
     "device_map": _DEVICE,
     "dtype": _PRECISION,
     "grouped_entities": "use aggregation_strategy=; spans are grouped by default",
+    "inputs": _TEXTS,
+    "is_split_into_words": "predict() takes lists of words",
     "hypothesis_template": "use template=",
     "labels": "labels of your own are for zero-shot classification: bertie.ZeroShot().classify(texts, labels)",
     "learning_rate": "use lr=",
@@ -53,6 +56,7 @@ HINTS = {
     "random_state": _SEED,
     "return_all_scores": "result.scores has the scores of all labels",
     "return_documents": "RankedDocument.text is the document",
+    "sentences": _TEXTS,
     "show_progress": _PROGRESS,
     "show_progress_bar": _PROGRESS,
     "targets": "use candidates=",
@@ -97,6 +101,8 @@ ATTRIBUTE_HINTS = {
     "precision": "use .checkpoint.precision",
     "rank": "use rerank(query, documents)",
     "save_pretrained": "use save(folder)",
+    "semantic_search": "use bertie.Index, or similarity(query, corpus).argsort()",
+    "similarity_pairwise": "use similarity(a, b).diagonal(), or `bertie similarity pairs.csv`",
     "start_multi_process_pool": "use `bertie embed FILE -o OUTPUT --ray local`",
     "state_dict": "use .model.state_dict()",
     "tokenize": "use .tokenizer.encode(text)",
@@ -104,6 +110,10 @@ ATTRIBUTE_HINTS = {
 # Names of other libraries in place of a name of `bertie`.
 NAME_HINTS = {
     "AutoModel": "use bertie.Checkpoint.load(name), or bertie.load(name) for the task of a model",
+    "AutoModelForMaskedLM": "use bertie.MaskedLM",
+    "AutoModelForQuestionAnswering": "use bertie.Reader",
+    "AutoModelForSequenceClassification": "use bertie.Classifier",
+    "AutoModelForTokenClassification": "use bertie.Tagger",
     "AutoTokenizer": "use bertie.Checkpoint.load(name).tokenizer",
     "CrossEncoder": "use bertie.Reranker",
     "ColBERT": "use bertie.LateInteraction",
@@ -111,8 +121,13 @@ NAME_HINTS = {
     "MultiVectorEncoder": "use bertie.LateInteraction",
     "SentenceTransformer": "use bertie.Embedder",
     "SparseEncoder": "use bertie.SparseEmbedder",
+    "community_detection": "use bertie.cluster_texts",
+    "cos_sim": "use Embedder.similarity(texts, texts), or Embedder.compare of embeddings",
     "embed": "use bertie.Embedder().embed(texts)",
     "from_pretrained": "use bertie.load(name)",
+    "paraphrase_mining": "use bertie.paraphrase_pairs",
+    "semantic_search": "use bertie.Index, or Embedder.similarity(query, corpus).argsort()",
+    "util": "use Embedder.similarity, bertie.Index, bertie.paraphrase_pairs or bertie.cluster_texts",
     "version": "use bertie.__version__",
 }
 
@@ -141,9 +156,29 @@ def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
     Traceback (most recent call last):
     TypeError: embed() has no argument 'batch_size': texts are batched by their numbers of tokens; leave it out
     """
-    parameters = signature(function).parameters
-    known = frozenset(parameters)
-    allowed = [name for name, value in parameters.items() if value.kind not in (Parameter.VAR_KEYWORD,)]
+    return _explain(function, _names(function))
+
+
+def explain_options(target: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """As `explain_arguments`, of a function that passes its other keyword arguments to `target`.
+
+    >>> def read(name, *, revision=None): ...
+    >>> @explain_options(read)
+    ... def load(name, *, normalize=None, **options): ...
+    >>> load("a", normalise=True)
+    Traceback (most recent call last):
+    TypeError: load() has no argument 'normalise': did you mean normalize=?
+    """
+    return lambda function: _explain(function, list(dict.fromkeys([*_names(function), *_names(target)])))
+
+
+def _names(function: Callable[..., Any]) -> list[str]:
+    parameters = signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is not Parameter.VAR_KEYWORD]
+
+
+def _explain(function: Callable[P, R], allowed: list[str]) -> Callable[P, R]:
+    known = frozenset(allowed)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -155,9 +155,11 @@ def test_errors(docs: Path, models: dict[str, str], capsys: Capture, monkeypatch
     assert "2 documents are committed" in (message := fails(1, "index", "docs", "--output", "other", *model))
     assert "; continue with: bertie index " in message
     assert message.rstrip().endswith(" --refresh")
-    assert "--encoding" in fails(1, "index", "docs", "--output", "ix", "--refresh")
+    message = fails(1, "index", "docs", "--output", "ix", "--refresh")
+    assert "--encoding" in message
+    assert "; or skip unreadable files and rows with --skip (on_error='skip')" in message
     assert main(["index", "docs", "--output", "ix", "--refresh", "--skip"]) == 0
-    assert "skipped" in capsys.readouterr().err
+    assert f"bertie: skipped {docs / 'later.txt'} is not utf-8" in capsys.readouterr().err, "the path once"
     assert main(["index", "docs", "--output", "ix", "--refresh", "--encoding", "latin-1"]) == 0
 
 

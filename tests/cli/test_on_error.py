@@ -34,7 +34,10 @@ def embed(models: dict[str, str], *flags: str) -> int:
 @pytest.mark.usefixtures("rows")
 def test_stop_is_the_default(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert embed(models, "-o", "out.jsonl") == 1
-    assert "in.jsonl, row 2: no value in column 'text'" in capsys.readouterr().err
+    assert "in.jsonl, row 2: no value in column 'text'" in (message := capsys.readouterr().err)
+    assert message.endswith("; --on-error skip leaves such rows out\n")
+    assert main(["pairs", "in.jsonl", "-m", models["embed"]]) == 1
+    assert "--on-error" not in capsys.readouterr().err, "it has no such flag"
     assert embed(models, "-o", "out.jsonl", "--skip-empty") == 1
     assert "in.jsonl, row 6: int 7, not text" in capsys.readouterr().err
     assert not Path("out.jsonl").exists()

@@ -267,6 +267,7 @@ def test_keys(serve: Serve, models: dict[str, str], tmp_path: Path, capsys: pyte
     ("args", "words"),
     [
         (["--host", "0.0.0.0"], "--no-auth"),
+        (["--port", "99999"], "--port 99999 must lie between 0 and 65535"),
         (["--new-key", "bob"], "--api-key-file"),
         (["--workers", "0"], "--workers 0"),
         (["--max-body-bytes", "-1"], "--max-body-bytes -1"),

@@ -178,6 +178,10 @@ def test_errors_are_those_of_the_local_tasks(call: Callable[..., Any], registry:
     mask = registry["fill"].checkpoint.tokenizer.mask_token
     with pytest.raises(InputError, match=r"^text 70: no "):
         call("fill", "fill", [f"a {mask}"] * 70 + ["none"])
+    with pytest.raises(InputError, match=r"embed takes a list of texts, not dict; .* table\['text'\]"):
+        call("embed", "embed", {"text": ["a"]})
+    with pytest.raises(TypeError, match=r"embed\(\) has no argument 'promt': did you mean prompt=\?"):
+        call("embed", "embed", ["a"], promt="b")
     with pytest.raises(NotFoundError, match="there is no model 'nonsense' here"):
         call("nonsense", "embed", ["a"])
     with pytest.raises(InputError, match="prompt_name='nonsense'"):

@@ -93,6 +93,10 @@ def test_tables(embedder: Embedder) -> None:
             EmbeddingTransformer(column="reviews").transform(table)
         with pytest.raises(InputError, match="X has no column 'text'; there are 'review', 'stars'"):
             EmbeddingTransformer(column="text").transform(table)
+        with pytest.raises(InputError, match="X has no column 0; there are 'review', 'stars'"):
+            EmbeddingTransformer(column=0).transform(table)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"EmbeddingTransformer\(\) has no argument 'pool': there are model, column"):
+        EmbeddingTransformer(pool="cls")  # type: ignore[call-arg]
     table = pandas.DataFrame(columns, index=range(100, 108))
     np.testing.assert_array_equal(EmbeddingTransformer().transform(table[["review"]]), expected)
     features = ColumnTransformer([("embed", EmbeddingTransformer(), "review")], remainder="passthrough")

@@ -550,7 +550,10 @@ def test_rebuild(tmp_path: Path, embedder: Embedder, counted: list[str], monkeyp
 def test_invalid_arguments(tmp_path: Path, embedder: Embedder, index: Index) -> None:
     for call, message in (
         (lambda: index.search("a", k=0), "k=0"),
+        (lambda: index.search("a", k="3"), "k='3' must be a whole number"),  # type: ignore[arg-type]
         (lambda: index.search("a", depth=0), "depth=0"),
+        (lambda: index.search(["a"]), "search takes a query, a str, not list; for several .* search_batch"),  # type: ignore[arg-type]
+        (lambda: index.search(None), "search takes a query, a str, not NoneType$"),  # type: ignore[arg-type]
         (lambda: index.search("a", mode="exact"), "mode='exact'"),  # type: ignore[arg-type]
         (lambda: index.search_batch("a"), "list of queries"),
         (lambda: index.search("a", where={"n": None}), "where: n"),
@@ -566,6 +569,10 @@ def test_invalid_arguments(tmp_path: Path, embedder: Embedder, index: Index) -> 
     ):
         with pytest.raises(InputError, match=message):
             call()
+    with pytest.raises(TypeError, match=r"create\(\) has no argument 'chunksize': did you mean chunk_size=\?"):
+        Index.create(tmp_path / "x", embedder, chunksize=64)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"search\(\) has no argument 'top_k': there are query, k, "):
+        index.search("a", top_k=3)  # type: ignore[call-arg]
     assert not (tmp_path / "x").exists()
     with pytest.raises(ExistsError):
         Index.create(tmp_path / "index", embedder)

@@ -179,6 +179,7 @@ def test_of_two_equal_keys_the_last_one_counts() -> None:
 
 def test_messages_are_in_the_terms_of_json() -> None:
     assert refused(EmbedRequest, '{"inputs": 3}')[1] == "inputs: Input should be a valid array"
+    assert refused(FillRequest, '{"texts": ["a", null]}')[1] == "texts.1: Input should be a valid string"
     assert refused(EmbedRequest, "[]")[1] == "the body: Input should be an object"
     assert refused(SearchRequest, '{"queries": "a", "where": 3}')[1] == "where: Input should be an object"
     assert "object" in refused(AnswerRequest, '{"questions": ["a"]}')[1]

@@ -150,7 +150,8 @@ def test_invalid_arguments(made: Made) -> None:
         ("who", "takes a question and its document"),
         ([("who", [])], "question 0 has no document"),
         ([("who", ["a", None])], "question 0, document 1 must be a str"),
-        ([("who",)], "question 0 must be a pair"),
+        ([("who",)], "question 0 must be a pair .*, not 1 items"),
+        ([{"question": "who", "context": "a"}], "question 0 must be a pair .*, not dict"),
     ):
         with pytest.raises(InputError, match=message):
             reader.answer(wrong)  # type: ignore[arg-type]
@@ -164,6 +165,8 @@ def test_invalid_arguments(made: Made) -> None:
         reranker.rerank("who", {"a": 1})
     with pytest.raises(InputError, match=r"zip\(questions, documents\)"):
         reader.answer(["who"], ["a"])  # type: ignore[call-overload]
+    with pytest.raises(InputError, match=r"answer\(\[\(question, document\) for question in questions\]\)"):
+        reader.answer(["who", "when"], "a")  # type: ignore[call-overload]
     with pytest.raises(InputError, match="pair 0 must be a query and a document, not str"):
         reranker.predict(["a"])  # type: ignore[list-item]
     classifier = Classifier.load(made("wordpiece", "ForSequenceClassification", labels=NLI))
@@ -260,6 +263,17 @@ def test_arguments_of_other_libraries(made: Made) -> None:
         Classifier(made("wordpiece", "ForSequenceClassification")).classify("a", labels=["b"])  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"'torch_dtype': pass precision= to load\(\)"):
         Embedder.load(made("wordpiece", ""), torch_dtype="float16")
+    for load, name, message in (
+        (Embedder.load, "normalise", r"did you mean normalize=\?"),
+        (Embedder.load, "colour", "there are name, overflow, pooling, normalize, .* precision"),
+        (Classifier.load, "overflw", r"did you mean overflow=\?"),
+        (MaskedLM.load, "precison", r"did you mean precision=\?"),
+        (bertie.load, "hed", r"did you mean head=\?"),
+    ):
+        with pytest.raises(TypeError, match=rf"load\(\) has no argument '{name}': {message}"):
+            load(**{name: "a"})  # type: ignore[arg-type, call-overload]
+    with pytest.raises(TypeError, match=r"cluster_texts\(\) has no argument 'n_clusters': did you mean clusters=\?"):
+        bertie.cluster_texts(["a", "b"], n_clusters=2)  # type: ignore[call-arg]
 
 
 def test_names_of_other_libraries(made: Made) -> None:
@@ -267,12 +281,14 @@ def test_names_of_other_libraries(made: Made) -> None:
     for owner, name, message in (
         (bertie, "SentenceTransformer", "use bertie.Embedder"),
         (bertie, "EmbeddingTransformer", "use bertie.integrations.sklearn.EmbeddingTransformer"),
+        (bertie, "util", "use Embedder.similarity, bertie.Index"),
         (bertie, "Embeder", "did you mean Embedder"),
         (Embedder, "from_pretrained", r"use load\(\)"),
         (embedder, "save_pretrained", r"use save\(folder\)"),
         (embedder, "get_sentence_embedding_dimension", "use .dimension"),
         (embedder, "max_seq_length", "use .checkpoint.max_length; longer texts are read in windows"),
         (embedder, "encode_query", 'use embed.texts, prompt_name="query"'),
+        (embedder, "similarity_pairwise", r"use similarity.a, b..diagonal"),
         (embedder, "embd", "did you mean embed?"),
         (MaskedLM(made("wordpiece", "ForMaskedLM")), "cuda", 'use .to."cuda"'),
     ):
@@ -319,6 +335,8 @@ def test_what_is_no_list_of_texts(made: Made) -> None:
         (["a", float("nan")], "text 1 must be a str, not float; leave out missing texts"),
         (pandas.Series(["a", None]), "text 1 must be a str, not .*; leave out missing texts"),
         ([b"a"], "text 0 must be a str, not bytes; decode it"),
+        ([["a", "b"]], "text 0 must be a str, not list; join words .* Tagger.predict"),
+        (np.array([["a"]]), r"text 0 must be a str, not ndarray; .* array\[:, 0\]"),
     ):
         with pytest.raises(InputError, match=message):
             embedder.embed(wrong)  # type: ignore[arg-type]

@@ -75,6 +75,12 @@ def test_a_model_without_nli_head_embeds(made: Callable[..., Path], checkpoint: 
     result = zero_shot.classify(iter(TEXTS), ["London"])[0]  # a single label is true or not
     assert (zero_shot.head, result.label, result.windows) == (None, "London", 1)
     assert 0 < result.score < 1
+    expected = zero_shot.classify(TEXTS, LABELS)
+    for labels in (iter(LABELS), np.array(LABELS)):
+        assert zero_shot.classify(TEXTS, labels) == expected  # type: ignore[call-overload]
+    assert type(zero_shot.classify(TEXTS[0], np.array(LABELS)).label) is str  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="labels= takes a list of words, not int"):
+        zero_shot.classify(TEXTS, 5)  # type: ignore[call-overload]
     with pytest.raises(InputError, match="method='combined' needs a head with a label 'entailment'"):
         zero_shot.classify(TEXTS, LABELS, method="combined")
     with pytest.raises(InputError, match="method='nearest' must be one of auto, entailment, embedding, combined"):

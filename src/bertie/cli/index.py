@@ -73,7 +73,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--id-column", metavar="NAME", help="the id column of tables (default: id or _id, or row numbers)"
     )
-    parser.add_argument("--skip", action="store_true", help="skip files that cannot be read, and list them")
+    parser.add_argument("--skip", action="store_true", help="skip files and rows that cannot be read, and list them")
     add_follow_symlinks(parser)
     parser.add_argument("--json", action="store_true", help="print the result as a JSON object")
     add_ray(parser, "split and embed documents")
@@ -235,10 +235,12 @@ def _report_skipped(skipped: Sequence[tuple[str, str]]) -> None:
         for path, reason in skipped
         if reason != LINK and data_suffix(path) not in DOCUMENT_SUFFIXES and not os.path.isdir(path)
     }
-    unreadable = [f"{path}: {reason}" for path, reason in skipped if path not in others]
+    unreadable = [
+        reason if reason.startswith(path) else f"{path}: {reason}" for path, reason in skipped if path not in others
+    ]
     lines = unreadable[:MAX_LISTED]
     if len(unreadable) > MAX_LISTED:
-        lines.append(f"{len(unreadable) - MAX_LISTED:,} more unreadable files and links")
+        lines.append(f"{len(unreadable) - MAX_LISTED:,} more unreadable files, rows and links")
     if others:
         suffixes = sorted({data_suffix(path) or "no suffix" for path in others})
         lines.append(f"{len(others):,} files of other types: {', '.join(suffixes[:MAX_LISTED])}")

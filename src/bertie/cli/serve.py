@@ -223,6 +223,8 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    if not 0 <= args.port < 1 << 16:  # the system would take it modulo 65536
+        raise UsageError(f"--port {args.port} must lie between 0 and 65535")
     for name in ("deadline", "max_wait", *CONNECTION_TIMES):
         if not 0 < getattr(args, name) <= 3600:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)} must lie between 0 and 3600 seconds")

@@ -58,8 +58,10 @@ class Stream:
         *,
         embeddings: bool = False,
         lists: Sequence[str] = (),  # columns whose cells may be lists: they come as JSON
+        has_on_error: bool = True,  # whether the verb has the flag --on-error
     ) -> None:
         self._args, self._table, self._columns, self._lists = args, table, columns, lists
+        self._has_on_error = has_on_error
         self._extra = ["id"] if "id" in table.columns and "id" not in columns else []
         self._output: ResumableFile | None = None
         name = args.output if args.output != STDIN else None
@@ -280,7 +282,8 @@ class Stream:
             return text_cell(self._table, number, row, column)
         except InputError as error:
             if self._args.on_error == "stop":
-                raise
+                advice = "; --on-error skip leaves such rows out" if self._has_on_error else ""
+                raise InputError(f"{error}{advice}") from None
             self._cell_errors[number] = str(error)
             return ""
 

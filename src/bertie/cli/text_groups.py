@@ -88,7 +88,7 @@ class TextInput:
         else:
             values["output"] = f"{self._args.output}.embeddings.npy"
         options = argparse.Namespace(**values, on_error="stop", skip_empty=False)
-        stream = Stream(options, self.open(), [self.column], embeddings=True)
+        stream = Stream(options, self.open(), [self.column], embeddings=True, has_on_error=False)
         task = load(Embedder, self._args)
 
         def work(texts: list[str]) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from functools import wraps
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
+from bertie.arguments import explain_arguments
 from bertie.client.requests import Call
 from bertie.client.responses import Vectors
 
@@ -30,7 +31,7 @@ class Descriptor(Generic[Bound, AsyncBound]):
     """A method of both clients."""
 
     def __init__(self, build: Callable[..., Call[Any, Any]]) -> None:
-        self._build = build
+        self._build = explain_arguments(build)
 
     @overload
     def __get__(self, client: None, kind: type) -> Callable[..., Any]: ...

@@ -22,6 +22,7 @@ from bertie.client.method_types import (
 from bertie.client.requests import Call, Items, Request, Text
 from bertie.client.responses import Vectors
 from bertie.errors import InputError
+from bertie.pipeline.inputs import check_list
 from bertie.text.tokenizer import checked_text
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class ClientMethods:
     ) -> ListCall[TaggingResult]:
         """Find the labelled spans of each text, as `Tagger.tag`."""
         items = requests.check_texts(texts, "tag")
-        labels = list(requests.check_list(ignore_labels, "ignore_labels=", "labels"))
+        labels = list(check_list(ignore_labels, "ignore_labels=", "labels"))
         options = {"head": head, "aggregation_strategy": aggregation_strategy, "ignore_labels": labels}
         return self._list_call("/tag", "texts", items, responses.parse_tags, **options)
 
@@ -222,7 +223,7 @@ class ClientMethods:
         head: str | None = None,
     ) -> ListCall[FillMaskResult]:
         """Predict tokens for each mask of each text, as `MaskedLM.fill`."""
-        words = None if candidates is None else list(requests.check_list(candidates, "candidates=", "words"))
+        words = None if candidates is None else list(check_list(candidates, "candidates=", "words"))
         items = requests.check_texts(texts, "fill")
         return self._list_call("/fill", "texts", items, responses.parse_masks, head=head, top_k=top_k, candidates=words)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from bertie.errors import InputError
+from bertie.pipeline.inputs import check_list
 from bertie.text.tokenizer import checked_text
 
 MAX_ITEMS, MAX_CHARACTERS = 64, 200_000  # per request; a longer text is a request of its own
@@ -63,13 +64,6 @@ def encode_body(fields: Mapping[str, Any]) -> bytes:
     """JSON of the fields that are not None."""
     present = {name: value for name, value in fields.items() if value is not None}
     return json.dumps(present, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def check_list(items: Iterable[T], method: str, what: str = "texts") -> Iterable[T]:
-    """Refuse a single item where a list is expected."""
-    if isinstance(items, str | bytes | Mapping) or hasattr(items, "columns") or not isinstance(items, Iterable):
-        raise InputError(f"{method} takes a list of {what}, not {type(items).__name__}; put a single one into a list")
-    return items
 
 
 def check_texts(texts: Iterable[str], method: str, what: str = "text") -> Iterator[tuple[str, int]]:

@@ -37,7 +37,7 @@ class RetryState:
         """Seconds to wait after a failed connection; raises when no retries remain."""
         if not self.remaining:
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            raise ServerError(f"no response from {self.url}: {reason}") from error
+            raise ServerError(f"no response from {self.url}: {reason}; is `bertie serve` running there?") from error
         return self._next_pause(0.0)
 
     def after_response(self, response: Any) -> float | None:

@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from bertie.arguments import explain_arguments
 from bertie.config import Precision
 from bertie.errors import InputError, MissingPackageError
 from bertie.pipeline.pipeline import Overflow
@@ -47,6 +48,7 @@ class EmbeddingTransformer(TransformerMixin, BaseEstimator):  # type: ignore[mis
     (2, 384)
     """
 
+    @explain_arguments
     def __init__(
         self,
         model: str | Path | None = None,
@@ -104,7 +106,7 @@ class EmbeddingTransformer(TransformerMixin, BaseEstimator):  # type: ignore[mis
         if names is None:
             raise InputError(f"column={self.column!r}, but X is no table: {type(X).__name__}")
         if self.column not in names:
-            close = get_close_matches(self.column, [str(name) for name in names], 1)
+            close = get_close_matches(str(self.column), [str(name) for name in names], 1)
             advice = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(map(repr, names))}"
             raise InputError(f"X has no column {self.column!r}; {advice}")
         return X[self.column]

@@ -67,9 +67,9 @@ def read_documents(paths: Paths, **options: Unpack[ReadOptions]) -> Iterator[Doc
 
     `text`, `title` and `metadata` name columns of tables; without `metadata`, all columns with
     scalar values are used. Text must be UTF-8 or start with a byte order mark; `encoding` is that
-    of all other text, and is never guessed. A file that cannot be read raises an error, or is
-    skipped with `on_error="skip"`. `on_skip` is called with the path and the reason for each
-    skipped file, including links and files in folders with an unknown suffix.
+    of all other text, and is never guessed. A file or a row that cannot be read raises an error, or
+    is skipped with `on_error="skip"`. `on_skip` is called with the path and the reason for each
+    skipped file or row, including links and files in folders with an unknown suffix.
 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -231,6 +231,8 @@ class DocumentReader:
                 error = InputError(f"{file.path} cannot be read: {error.strerror or error}")
             if last is not None:
                 yield last
+            if self._on_error == "raise" and isinstance(error, InputError):
+                error = InputError(f"{error}; or skip unreadable files and rows with --skip (on_error='skip')")
             self._fail(file.path, error)
             return
         if file.path not in self.failed:

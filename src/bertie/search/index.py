@@ -21,7 +21,7 @@ from bertie.search.document_input import DocumentColumns, count_documents, group
 from bertie.search.document_reader import Paths, ReadOptions
 from bertie.search.file_changes import FileChanges
 from bertie.search.filters import MetadataFilter, parse_filters
-from bertie.search.index_config import IndexPrompts, check_model, index_config, load_embedder, make_chunker
+from bertie.search.index_config import check_model, index_config, load_embedder, make_chunker
 from bertie.search.local_catalog import restore_checksums
 from bertie.search.local_store import LocalStore
 from bertie.search.locations import create_store, open_store
@@ -76,6 +76,7 @@ class Index(PassageIndexes):
             check_model(embedder, self.store.dimension, self.config)
 
     @classmethod
+    @explain_arguments
     def create(
         cls,
         location: str | Path,
@@ -87,7 +88,8 @@ class Index(PassageIndexes):
         language: str | None = "english",
         sparse: str | Path | SparseEmbedder | None = None,
         late_interaction: str | Path | LateInteraction | None = None,
-        **prompts: Unpack[IndexPrompts],
+        query_prompt: str | None = None,
+        passage_prompt: str | None = None,
     ) -> Self:
         """Create an empty index for the embeddings of a model, by default the built-in one.
 
@@ -109,7 +111,8 @@ class Index(PassageIndexes):
             chunk_overlap=chunk_overlap,
             embedding_precision=embedding_precision,
             language=language,
-            **prompts,
+            query_prompt=query_prompt,
+            passage_prompt=passage_prompt,
         )
         derived, sparse_embedder, late = derived_config(location, sparse, late_interaction)
         make_chunker(embedder, config["chunk_size"], config["chunk_overlap"])
@@ -353,6 +356,7 @@ class Index(PassageIndexes):
 
     # --- searching ---
 
+    @explain_arguments
     def search(
         self,
         query: str,
@@ -379,9 +383,13 @@ class Index(PassageIndexes):
         normalized scores; the reranker is then one of the summands. `bertie eval --beir --tune` finds good weights.
         `prompt` goes before the query when it is embedded; by default that of the index.
         """
+        if not isinstance(query, str):
+            advice = "; for several queries there is search_batch" if isinstance(query, Iterable) else ""
+            raise InputError(f"search takes a query, a str, not {type(query).__name__}{advice}")
         options: dict[str, Any] = {"rerank": rerank, "rerank_weight": rerank_weight, "where": where, "depth": depth}
         return self.search_batch([query], k, mode=mode, weights=weights, prompt=prompt, **options)[0]
 
+    @explain_arguments
     def search_batch(
         self,
         queries: Sequence[str],
@@ -404,6 +412,7 @@ class Index(PassageIndexes):
         searcher = Searcher(k=k, mode=mode, where=filters, **options, **stages)
         return searcher.run(self, queries) if queries else []
 
+    @explain_arguments
     def ask(
         self,
         question: str,

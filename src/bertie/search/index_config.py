@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from bertie._version import __version__
 from bertie.errors import InputError
@@ -17,13 +17,6 @@ if TYPE_CHECKING:
     from bertie.tasks.embed import Embedder
 
 CHUNK_SIZE, CHUNK_OVERLAP = 256, 32  # tokens
-
-
-class IndexPrompts(TypedDict, total=False):
-    """What goes before queries and passages when they are embedded."""
-
-    query_prompt: str | None
-    passage_prompt: str | None
 
 
 def index_config(

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from bertie.errors import InputError, MissingPackageError
+from bertie.pipeline.inputs import check_positive
 from bertie.pipeline.unknown_tokens import no_warning
 from bertie.search.analyzer import Analyzer
 from bertie.search.filters import MetadataFilter
@@ -103,9 +104,7 @@ class Searcher:
             raise InputError(f"mode={self.mode!r} must be one of {', '.join(MODES)}")
         if self.mode == "sparse" and not self.has_sparse:
             raise InputError("mode='sparse' needs an index with sparse embeddings: pass sparse= to Index.create")
-        for name, value in (("k", self.k), ("depth", self.depth)):
-            if value < 1:
-                raise InputError(f"{name}={value} must be at least 1")
+        check_positive(k=self.k, depth=self.depth)
         if self.weights is not None:
             check_weights(self.weights, self._weighted_stages)
         if self.rerank_weight is not None:

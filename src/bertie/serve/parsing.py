@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import orjson
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from bertie.serve.api_errors import ApiError
 from bertie.serve.fields import is_plain, misspelt, rename_fields, unknown_field
@@ -38,6 +39,7 @@ _JSON_MESSAGES = {  # in the terms of JSON rather than of Python
     "model_type": "Input should be an object",
     "extra_forbidden": "unknown field",
 }
+_TYPES = ("str", "int", "float", "bool")  # names of a union's members in the place of an error
 
 
 def parse_body(model: type[M], body: bytes, limits: Limits) -> M:
@@ -146,17 +148,21 @@ def validate(model: type[M], value: dict[str, Any]) -> M:
         return model.model_validate(value)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False, include_context=False)
-    # Of the members of a union, one that lacks a field says more than those of another type.
-    first = min(errors, key=lambda details: (details["type"] not in ("extra_forbidden", "missing"), details["type"]))
+    # Of the members of a union, one that lacks a field or has an invalid item says more than those of another type.
+    first = min(errors, key=_precedence)
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         name = str(first["loc"][0])
         raise ApiError("invalid", unknown_field(name, fields, value), field=name if is_plain(name) else None)
-    names = [str(part) for part in first["loc"] if isinstance(part, int) or _known(part)]
+    names = [str(part) for part in first["loc"] if isinstance(part, int) or (_known(part) and part not in _TYPES)]
     where = ".".join(names[:4])
     message = _JSON_MESSAGES.get(first["type"], first["msg"])
     if first["type"] == "missing" and len(first["loc"]) == 1 and (likely := misspelt(where, fields, value)):
         message += f"; did you mean it by `{likely}`?"
     raise ApiError("invalid", f"{where or 'the body'}: {message}", field=where or None)
+
+
+def _precedence(details: ErrorDetails) -> tuple[bool, int, str]:
+    return details["type"] not in ("extra_forbidden", "missing"), -len(details["loc"]), details["type"]
 
 
 def _known(key: str) -> str | None:

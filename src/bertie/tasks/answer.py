@@ -128,7 +128,9 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
                 raise InputError('answer takes a question and its document: answer("question", "document")')
             return self.answer([(questions, documents)], progress=progress, **options)[0]
         if documents is not None:
-            raise InputError("pass pairs of a question and its document: answer(list(zip(questions, documents)))")
+            pairs = "[(question, document) for question in questions]"
+            pairs = pairs if isinstance(documents, str) else "list(zip(questions, documents))"
+            raise InputError(f"pass pairs of a question and its document: answer({pairs})")
         return self.collect(questions, partial(self.answer_each, **options), "answer", progress, unit="documents")
 
     def answer_each(
@@ -194,7 +196,8 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
 
 def _checked(item: object, name: str) -> tuple[str, Sequence[str]]:
     if not isinstance(item, tuple | list) or len(item) != 2:
-        raise InputError(f"{name} must be a pair of a question and its document or documents")
+        kind = f"{len(item)} items" if isinstance(item, tuple | list) else type(item).__name__
+        raise InputError(f"{name} must be a pair of a question and its document or documents, not {kind}")
     question = checked_text(item[0], name)
     if isinstance(item[1], bytes | Mapping) or not isinstance(item[1], Iterable):
         raise InputError(f"{name}: its document must be a str or a list of them, not {type(item[1]).__name__}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_arg
 import torch
 from torch import Tensor
 
-from bertie.arguments import ATTRIBUTE_HINTS, explain_arguments, missing_attribute
+from bertie.arguments import ATTRIBUTE_HINTS, explain_arguments, explain_options, missing_attribute
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.hub import default_model
 from bertie.checkpoints.upload import push_folder
@@ -174,6 +174,7 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
         return html_table(type(self).__name__, self._facts())
 
     @classmethod
+    @explain_options(Checkpoint.load)
     def load(
         cls,
         name: str | Path | None = None,

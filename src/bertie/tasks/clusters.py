@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bertie.arguments import explain_arguments
 from bertie.errors import InputError
 from bertie.evaluation.intervals import Score
 from bertie.pipeline.inputs import check_list
@@ -49,6 +50,7 @@ class Clustering:
     silhouette: Score  # mean of a sample, with its 95% interval; not defined for one cluster
 
 
+@explain_arguments
 def cluster_texts(
     texts: Iterable[str], embedder: Embedder | None = None, *, clusters: int | None = None, seed: int = 0
 ) -> Clustering:

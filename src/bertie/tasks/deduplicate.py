@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from bertie.arguments import explain_arguments
 from bertie.data.dedup import LOWEST_SIMILARITY, MIN_SIMILARITY, Deduplicator, Duplicate
 from bertie.data.normalize import normalize_words
 from bertie.errors import InputError
@@ -70,6 +71,7 @@ class Deduplication:
         return [index for index in range(self.count) if index not in removed]
 
 
+@explain_arguments
 def deduplicate(
     texts: Iterable[str],
     method: Method = "near",

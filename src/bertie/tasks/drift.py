@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bertie.arguments import explain_arguments
 from bertie.errors import InputError
 from bertie.pipeline.inputs import check_list
 from bertie.pipeline.outputs import FloatArray
@@ -43,6 +44,7 @@ class DriftResult:
     new_texts: tuple[DriftText, ...]  # of the new set, unlike the old one
 
 
+@explain_arguments
 def detect_drift(
     old: Iterable[str],
     new: Iterable[str],

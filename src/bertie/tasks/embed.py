@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertie.arguments import explain_arguments
+from bertie.arguments import explain_arguments, explain_options
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.hub import default_model
 from bertie.checkpoints.sentence_modules import SentenceModules
@@ -146,6 +146,7 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         return self.__dict__[name]
 
     @classmethod
+    @explain_options(Checkpoint.load)
     def load(
         cls,
         name: str | Path | None = None,
@@ -409,8 +410,7 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
 
     def _finish(self, modules: SentenceModules, rows: Tensor) -> Tensor:
         """(B, pooled width) -> (B, dimension): dense layers and normalization."""
-        rows = modules.project(rows)
-        rows = rows if self.truncate_dim is None else rows[:, : self.truncate_dim]
+        rows = modules.project(rows)[:, : self.truncate_dim]  # None: all dimensions
         whole = self.truncate_dim is None and modules.truncate_dim is None
         normalized = whole and len(modules.layers) > 0 and isinstance(modules.layers[-1], Normalize)
         return normalize(rows) if self.normalize and not normalized else rows

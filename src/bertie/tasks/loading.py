@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from bertie.arguments import explain_options
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.config import PAIR_LABELS
 from bertie.errors import NotFoundError
@@ -71,6 +72,7 @@ def load(
 def load(
     name: str | Path | None = None, *, overflow: Overflow = "window", head: str | None = None, **options: Any
 ) -> LoadedTask: ...
+@explain_options(Checkpoint.load)
 def load(
     name: str | Path | None = None, *, overflow: Overflow = "window", head: str | None = None, **options: Any
 ) -> Task[Any, Any, Any]:

@@ -20,6 +20,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from bertie.arguments import explain_arguments
 from bertie.errors import InputError
 from bertie.evaluation.intervals import Score, wilson_interval
 from bertie.pipeline.inputs import check_list, check_positive
@@ -60,6 +61,7 @@ class Outliers:
     share: Score  # of outliers among the texts, with its 95% interval; false alarms are among them
 
 
+@explain_arguments
 def find_outliers(
     texts: Iterable[str],
     reference: Iterable[str] | None = None,

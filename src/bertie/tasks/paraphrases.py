@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bertie.arguments import explain_arguments
 from bertie.errors import InputError
 from bertie.pipeline.inputs import check_list
 from bertie.pipeline.outputs import FloatArray
@@ -25,6 +26,7 @@ class ParaphrasePair:
     similarity: float
 
 
+@explain_arguments
 def paraphrase_pairs(
     texts: Iterable[str],
     threshold: float = THRESHOLD,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bertie.arguments import explain_arguments
 from bertie.config import HeadInfo
 from bertie.errors import InputError
 from bertie.pipeline.inputs import check_list
@@ -44,6 +45,7 @@ class Candidate(NamedTuple):
     reason: str
 
 
+@explain_arguments
 def suggest(
     texts: Iterable[str],
     k: int = 20,

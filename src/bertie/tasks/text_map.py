@@ -16,6 +16,7 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
+from bertie.arguments import explain_arguments
 from bertie.errors import InputError
 from bertie.pipeline.inputs import check_list
 from bertie.pipeline.outputs import FloatArray
@@ -43,6 +44,7 @@ class TextMap:
     labels: tuple[str, ...]  # of each cluster: its most distinctive words
 
 
+@explain_arguments
 def map_texts(
     texts: Iterable[str], embedder: Embedder | None = None, *, clusters: int | None = None, seed: int = 0
 ) -> TextMap:

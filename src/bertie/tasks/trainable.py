@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, TypedDict
 
 import torch
 
-from bertie.arguments import explain_arguments
+from bertie.arguments import explain_arguments, explain_options
 from bertie.checkpoints.checkpoint import Checkpoint, default_device, usable_device
 from bertie.checkpoints.hub import DEFAULT, default_model
 from bertie.errors import ConfigError
@@ -157,6 +157,7 @@ class Trainable(Task[Options, Output, Result]):
         return load_copy(self._model_argument, self._device)
 
     @classmethod
+    @explain_options(Checkpoint.load)
     def load(
         cls,
         name: str | Path | None = None,

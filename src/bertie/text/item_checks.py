@@ -7,7 +7,11 @@ from typing import Any
 from bertie.errors import InputError
 
 # For what tables and files hold in place of texts; NaN is a float.
-_ADVICE = dict.fromkeys(("NoneType", "NAType", "float"), "; leave out missing texts") | {"bytes": "; decode it"}
+_ADVICE = dict.fromkeys(("NoneType", "NAType", "float"), "; leave out missing texts") | {
+    "bytes": "; decode it",
+    "list": "; join words with spaces, or pass lists of words to Tagger.predict",
+    "ndarray": "; pass one column of a two-dimensional array, as array[:, 0]",
+}
 
 
 def checked_item(item: Any, index: int) -> str | tuple[str, str]:
