@@ -19,6 +19,7 @@ from bertie.cli import main, tour
 from tests.cli.conftest import HEADS, save_small
 
 VERBS = ["fill", "classify", "classify --labels", "tag", "answer", "embed, rerank"]
+ROOT = Path(__file__).parents[2]
 REAL = Path(bertie.__file__).parent / "models" / hub.DEFAULT
 
 
@@ -60,15 +61,17 @@ def test_json(small: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("short")
 def test_search_reranks_the_nearest(small: str, capsys: pytest.CaptureFixture[str]) -> None:
     step = run_tour(capsys)["steps"][-1]
-    query, documents, _ = tour.library()
-    vectors = bertie.Embedder.load().similarity([query], [text for _, text in documents])[0]
+    documents = tour.passages()
+    vectors = bertie.Embedder.load().similarity([tour.QUERY], [text for _, text in documents])[0]
     nearest = sorted(range(len(documents)), key=lambda i: -vectors[i])[: tour.RETRIEVED]
-    scores = bertie.Reranker.load().predict([(query, documents[i][1]) for i in nearest])
+    scores = bertie.Reranker.load().predict([(tour.QUERY, documents[i][1]) for i in nearest])
     wanted = sorted(zip(scores, nearest, strict=True), key=lambda pair: -pair[0])[: tour.SHOWN]
     assert [(text, pytest.approx(score, abs=1e-6)) for text, score in step["examples"][0]["predictions"]] == [
         (documents[i][0], score) for score, i in wanted
     ]
+    assert step["examples"][0]["input"] == tour.QUERY
     assert step["texts"] == 1 + len(documents) + tour.RETRIEVED
+    assert f"{len(documents)} paragraphs" in step["title"]
 
 
 @pytest.fixture
@@ -99,27 +102,6 @@ def test_text(small: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_in_a_checkout_it_searches_the_readme(small: str) -> None:
-    query, documents, source = tour.library()
-    assert (query, source) == (tour.README_QUERY, "sections of the README")
-    assert dict(documents).keys() >= {"Bertie", "Train"}
-    whole = tour.README.read_text(encoding="utf-8")
-    assert sum(len(text) for _, text in documents) == len(whole) - 3 * (len(documents) - 1) - 2
-
-
-@pytest.mark.usefixtures("short")
-def test_from_a_wheel_it_searches_the_book(
-    small: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tour, "README", tmp_path / "README.md")
-    output = run_tour(capsys)
-    step = output["steps"][-1]
-    paragraphs = tour.book()[1].split("\n\n")
-    assert step["examples"][0]["input"] == tour.BOOK_QUERY
-    assert step["texts"] == 1 + len(paragraphs) + tour.RETRIEVED
-    assert f"{len(paragraphs)} paragraphs" in step["title"]
-
-
 def test_the_book() -> None:
     title, text = tour.book()
     assert "public domain" in title
@@ -130,7 +112,7 @@ def test_the_book() -> None:
 
 def test_the_book_is_packaged() -> None:
     """Files other than Python go into a wheel only if pyproject.toml lists them."""
-    project = tomllib.loads((tour.README.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["bertie"]
     inside = tour.BOOK.relative_to(Path(bertie.__file__).parent)
     assert any(fnmatch(inside.as_posix(), pattern) for pattern in patterns)
@@ -172,5 +154,5 @@ def test_built_in_model(tmp_path: Path) -> None:
     names = {name.lower() for name in predicted["tag"][0]}
     assert {"ada lovelace (per)", "charles babbage (per)", "london (loc)"} <= names
     assert predicted["answer"][0][0] == "Reform Club"
-    assert predicted["embed, rerank"][0][0] == "Train"
+    assert predicted["embed, rerank"][0][0].startswith("“A true Englishman doesn’t joke when")
     assert all(step["tokens_read"] == step["tokens_total"] for step in output["steps"])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertie._version import __version__
@@ -29,7 +27,6 @@ EXAMPLE = """  bertie tour
 """
 
 BOOK = FOLDER / "examples" / "book.txt"  # the first line is its title
-README = Path(__file__).parents[3] / "README.md"  # of a checkout, where the package is in src
 MASKED = "Paris is the [MASK] of France."
 REVIEWS = (
     "A delight from start to finish.",
@@ -39,7 +36,7 @@ REVIEWS = (
 ENTITIES = "Ada Lovelace met Charles Babbage in London, and Angela Merkel was born in Hamburg."
 NEWS, TOPICS = "The match ended in a draw after extra time.", ("sport", "politics", "cooking")
 QUESTION = "Which club was Phileas Fogg a member of?"  # the answer is beyond the model's maximum length
-README_QUERY, BOOK_QUERY = "How do I train a classifier on my own texts?", "How was the money stolen from the bank?"
+QUERY = "What is the wager about?"
 RETRIEVED, SHOWN = 5, 3  # documents retrieved by embeddings; of these, shown after reranking
 
 
@@ -122,9 +119,9 @@ def steps(checkpoint: Checkpoint) -> Iterator[Step]:
     name, text = book()
     title = f"question answering over {len(text.split()):,} words: {name.split('.')[0]}"
     yield _measure("answer", title, lambda: _answer(checkpoint, text))
-    query, documents, source = library()
-    title = f"search in {len(documents)} {source}: the nearest {RETRIEVED} embeddings, reranked"
-    yield _measure("embed, rerank", title, lambda: _search(checkpoint, query, documents))
+    documents = passages()
+    title = f"search in {len(documents)} paragraphs of this book: the nearest {RETRIEVED} embeddings, reranked"
+    yield _measure("embed, rerank", title, lambda: _search(checkpoint, documents))
 
 
 def book() -> tuple[str, str]:
@@ -133,15 +130,10 @@ def book() -> tuple[str, str]:
     return title, text
 
 
-def library() -> tuple[str, list[tuple[str, str]], str]:
-    """A query, documents with titles to search, and a description of them."""
-    if README.is_file() and Path(__file__).parents[2].name == "src":
-        first, *rest = re.split(r"^## ", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        sections = [(section.partition("\n")[0], section) for section in (first.removeprefix("# "), *rest)]
-        return README_QUERY, sections, "sections of the README"
+def passages() -> list[tuple[str, str]]:
+    """The paragraphs of the book, each with its first words."""
     paragraphs = book()[1].split("\n\n")
-    documents = [(textwrap.shorten(paragraph, 70, placeholder=" …"), paragraph) for paragraph in paragraphs]
-    return BOOK_QUERY, documents, "paragraphs of this book"
+    return [(textwrap.shorten(paragraph, 100, placeholder=" …"), paragraph) for paragraph in paragraphs]
 
 
 # --- the tasks: examples to show, and the results, which count tokens and windows ---
@@ -195,18 +187,18 @@ def _answer(checkpoint: Checkpoint, text: str) -> _Output:
     return [TourExample(QUESTION, ((best.text, best.score),), context)], [result]
 
 
-def _search(checkpoint: Checkpoint, query: str, documents: list[tuple[str, str]]) -> _Output:
+def _search(checkpoint: Checkpoint, documents: list[tuple[str, str]]) -> _Output:
     import numpy as np
 
     from bertie.tasks import Embedder, Reranker
 
     embedder, (titles, texts) = Embedder(checkpoint), zip(*documents, strict=True)
-    query_result, *results = embedder.embed_each([query, *texts])
+    query_result, *results = embedder.embed_each([QUERY, *texts])
     similarities = embedder.compare(query_result.vector[None], np.stack([result.vector for result in results]))[0]
     retrieved = np.argsort(-similarities, kind="stable")[:RETRIEVED].tolist()
-    ranked = Reranker(checkpoint).rerank(query, [texts[i] for i in retrieved])
+    ranked = Reranker(checkpoint).rerank(QUERY, [texts[i] for i in retrieved])
     best = tuple((titles[retrieved[document.index]], document.score) for document in ranked[:SHOWN])
-    return [TourExample(query, best)], [query_result, *results, *ranked]
+    return [TourExample(QUERY, best)], [query_result, *results, *ranked]
 
 
 def _measure(verb: str, title: str, task: Callable[[], _Output]) -> Step:
