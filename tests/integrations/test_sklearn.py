@@ -87,7 +87,7 @@ def test_tables(embedder: Embedder) -> None:
     transformer = EmbeddingTransformer(column="review")
     for table in (columns, pandas.DataFrame(columns), polars.DataFrame(columns), pyarrow.table(columns)):
         np.testing.assert_array_equal(transformer.fit_transform(table), expected)
-        with pytest.raises(InputError, match="X has several columns; name that of the texts, as column='review'"):
+        with pytest.raises(InputError, match="X has several columns; select the text column, as in column='review'"):
             EmbeddingTransformer().fit(table)
         with pytest.raises(InputError, match=r"X has no column 'reviews'; did you mean 'review'\?"):
             EmbeddingTransformer(column="reviews").transform(table)
@@ -105,7 +105,7 @@ def test_tables(embedder: Embedder) -> None:
     output = transformer.set_output(transform="pandas").transform(table)
     assert (list(output.index), output.columns[383]) == (list(range(100, 108)), "embedding383")
     assert isinstance(transformer.set_output(transform="polars").transform(table), polars.DataFrame)
-    with pytest.raises(InputError, match="column='review', but X is no table: list"):
+    with pytest.raises(InputError, match="column='review', but X is not a table: list"):
         transformer.transform(TEXTS)
     with pytest.raises(InputError, match="transform takes a list of texts, not str; put a single one into a list"):
         EmbeddingTransformer().transform("A single text.")

@@ -1,4 +1,4 @@
-"""Haystack: embedders of texts and documents, a ranker and an extractive reader, as components of a pipeline.
+"""Haystack components: text and document embedders, a ranker and an extractive reader.
 
 >>> from bertie.integrations.haystack import BertieTextEmbedder
 >>> len(BertieTextEmbedder().run("What do cats eat?")["embedding"])
@@ -27,10 +27,10 @@ T = TypeVar("T", bound=Task[Any, Any, Any])
 
 
 class _Component:
-    """A component with a model, which is loaded by `warm_up` or when it first runs.
+    """Base class of components: the model is loaded by `warm_up` or on the first run.
 
-    `model`: a folder or hub id; None: the built-in model. `options` are those of the task's `load`. Haystack's
-    decorator makes a new class, so that `super()` without arguments does not work in components.
+    `model`: a folder or hub id; None: the built-in model. `options` are passed to the task's `load`. Haystack's
+    decorator creates a new class, so `super()` without arguments does not work in components.
     """
 
     def __init__(self, model: str | None, settings: dict[str, Any], options: dict[str, Any] | None) -> None:
@@ -51,7 +51,7 @@ class _Component:
 
 @component
 class BertieTextEmbedder(_Component):
-    """Embed a query. `prompt` goes before it; by default it is the checkpoint's prompt for queries."""
+    """Embed a query. `prompt` is prepended to it; by default the checkpoint's query prompt."""
 
     def __init__(
         self, model: str | None = None, prompt: str | None = None, options: dict[str, Any] | None = None
@@ -81,9 +81,9 @@ class BertieTextEmbedder(_Component):
 
 @component
 class BertieDocumentEmbedder(_Component):
-    """Embed documents. `prompt` goes before each; by default it is the checkpoint's prompt for documents.
+    """Embed documents. `prompt` is prepended to each; by default the checkpoint's document prompt.
 
-    The metadata fields `meta_fields_to_embed` are put before the content, each followed by `embedding_separator`.
+    The metadata fields `meta_fields_to_embed` are prepended to the content, each followed by `embedding_separator`.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class BertieDocumentEmbedder(_Component):
         for document in documents:
             values = [str(document.meta[name]) for name in self.fields if document.meta.get(name) is not None]
             texts.append(self.separator.join([*values, document.content or ""]))
-        vectors = embed_documents(self._load(Embedder), texts, self.prompt)
-        return {"documents": [replace(doc, embedding=vector) for doc, vector in zip(documents, vectors, strict=True)]}
+        embeddings = embed_documents(self._load(Embedder), texts, self.prompt)
+        return {"documents": [replace(doc, embedding=row) for doc, row in zip(documents, embeddings, strict=True)]}
 
     def to_dict(self) -> dict[str, Any]:
         """Serialize the component."""
@@ -126,7 +126,7 @@ class BertieDocumentEmbedder(_Component):
 
 @component
 class BertieRanker(_Component):
-    """Rank documents with a cross-encoder: the `top_k` best, with its scores."""
+    """Rank documents with a cross-encoder; returns the `top_k` best with their scores."""
 
     def __init__(self, model: str | None = None, top_k: int = 10, options: dict[str, Any] | None = None) -> None:
         if top_k < 1:
@@ -162,9 +162,9 @@ class BertieRanker(_Component):
 class BertieExtractiveReader(_Component):
     """Answer a query from documents by extractive question answering.
 
-    Of the answers, the `top_k` best are returned; with `no_answer`, an answer without text follows, whose score is the
-    probability that there is none. Only that one is returned if it is above `no_answer_threshold`, by default that of
-    the model.
+    Returns the `top_k` best answers. With `no_answer`, an answer without text follows, whose score is the probability
+    that the documents contain no answer; if that exceeds `no_answer_threshold` (by default the model's), no other
+    answer is returned.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class BertieExtractiveReader(_Component):
 
 
 def _contents(documents: Sequence[Document]) -> list[str]:
-    """The texts of documents; one without text is an error."""
+    """The texts of documents; a document without text is an error."""
     texts = []
     for i, document in enumerate(documents):
         if document.content is None:

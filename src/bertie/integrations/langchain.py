@@ -30,13 +30,13 @@ except ModuleNotFoundError as error:
 
 
 class BertieEmbeddings(Embeddings):
-    """Embeddings of a model: a folder, a hub id, an `Embedder`, or the built-in model.
+    """Embed texts with a model: a folder, a hub id, an `Embedder`, or by default the built-in model.
 
-    `query_prompt` and `document_prompt` go before each text; by default they are the checkpoint's own prompts.
-    `options` are those of `Embedder.load`, such as `device`, `precision` and `dimension`.
+    `query_prompt` and `document_prompt` are prepended to queries and documents; by default the checkpoint's prompts.
+    `options` are passed to `Embedder.load`, such as `device`, `precision` and `dimension`.
 
-    >>> vectors = BertieEmbeddings().embed_documents(["Cats eat meat.", "Bread is baked from flour."])
-    >>> len(vectors), len(vectors[0])
+    >>> embeddings = BertieEmbeddings().embed_documents(["Cats eat meat.", "Bread is baked from flour."])
+    >>> len(embeddings), len(embeddings[0])
     (2, 384)
     """
 
@@ -96,9 +96,9 @@ class BertieReranker(BaseDocumentCompressor):
 class BertieReader(Runnable[dict[str, Any], list[Document]]):
     """Answer a question from documents by extractive question answering: `{"question": …, "documents": […]}`.
 
-    Each answer is a document: its text, and the metadata of the document it was read from with `score`, `start` and
-    `end`, its place there. There is none if "no answer" is more probable than `no_answer_threshold`, by default that
-    of the model.
+    Each answer is a `Document` with the text of the answer, and the metadata of its source document plus `score`,
+    `start` and `end` (character offsets). The list is empty if the probability of "no answer" exceeds
+    `no_answer_threshold`, by default the model's.
 
     >>> documents = [Document(page_content="Emma was written by Jane Austen.", metadata={"id": 7})]
     >>> answers = BertieReader().invoke({"question": "Who wrote Emma?", "documents": documents})
@@ -118,7 +118,7 @@ class BertieReader(Runnable[dict[str, Any], list[Document]]):
         self.top_k, self.no_answer_threshold = top_k, no_answer_threshold
 
     def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
-        """Read the answers, best first."""
+        """Return the answers, best first."""
         if not isinstance(input, dict) or not {"question", "documents"} <= input.keys():
             raise InputError(f"input={input!r:.80} must be a dict with 'question' and 'documents'")
         documents = [item if isinstance(item, Document) else Document(page_content=item) for item in input["documents"]]

@@ -33,10 +33,10 @@ except ModuleNotFoundError as error:
 
 
 class BertieEmbedding(BaseEmbedding):
-    """Embeddings of a model: a folder, a hub id, an `Embedder`, or the built-in model.
+    """Embed texts with a model: a folder, a hub id, an `Embedder`, or by default the built-in model.
 
-    `query_prompt` and `text_prompt` go before each text; by default they are the checkpoint's own prompts.
-    `options` are those of `Embedder.load`, such as `device`, `precision` and `dimension`.
+    `query_prompt` and `text_prompt` are prepended to queries and texts; by default the checkpoint's prompts.
+    `options` are passed to `Embedder.load`, such as `device`, `precision` and `dimension`.
 
     >>> len(BertieEmbedding().get_query_embedding("What do cats eat?"))
     384
@@ -66,7 +66,7 @@ class BertieEmbedding(BaseEmbedding):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name under which LlamaIndex stores it."""
+        """The name under which LlamaIndex serializes the component."""
         return "BertieEmbedding"
 
     def _get_query_embedding(self, query: str) -> list[float]:
@@ -86,7 +86,7 @@ class BertieEmbedding(BaseEmbedding):
 
 
 class BertieRerank(BaseNodePostprocessor):
-    """Rerank nodes with a cross-encoder; keeps the `top_n` best, with its scores.
+    """Rerank nodes with a cross-encoder; keeps the `top_n` best with their scores.
 
     >>> from llama_index.core.schema import TextNode
     >>> nodes = [NodeWithScore(node=TextNode(text=text)) for text in ("Bread is baked.", "Cats eat meat and fish.")]
@@ -105,7 +105,7 @@ class BertieRerank(BaseNodePostprocessor):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name under which LlamaIndex stores it."""
+        """The name under which LlamaIndex serializes the component."""
         return "BertieRerank"
 
     def _postprocess_nodes(
@@ -123,8 +123,8 @@ class BertieRerank(BaseNodePostprocessor):
 class BertieSynthesizer(BaseSynthesizer):
     """Answer from the retrieved nodes by extractive question answering, without a language model.
 
-    The response is a span of a node, or `empty_response` if "no answer" is more probable than `no_answer_threshold`,
-    by default that of the model.
+    The response is a span of a node, or `empty_response` if the probability of "no answer" exceeds
+    `no_answer_threshold`, by default the model's.
 
     >>> BertieSynthesizer().get_response("Who wrote Emma?", ["Emma was written by Jane Austen."])
     'Jane Austen'
@@ -138,7 +138,7 @@ class BertieSynthesizer(BaseSynthesizer):
         empty_response: str = "No answer was found.",
         **options: Any,
     ) -> None:
-        super().__init__(llm=MockLLM(), empty_response=empty_response)  # the base class asks for one
+        super().__init__(llm=MockLLM(), empty_response=empty_response)  # the base class requires an LLM
         self.reader = load_task(Reader, model, **options)
         self.no_answer_threshold = no_answer_threshold
 

@@ -30,15 +30,15 @@ try:
 except ModuleNotFoundError as error:
     raise MissingPackageError("bertie.integrations.sklearn needs scikit-learn: pip install scikit-learn") from error
 
-_PER_CALL = ("column", "prompt", "prompt_name")  # parameters that need no other model
+_PER_CALL = ("column", "prompt", "prompt_name")  # parameters that do not require reloading the model
 
 
 class EmbeddingTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Embed texts, as a transformer of scikit-learn: the embeddings of `Embedder.embed`.
+    """A scikit-learn transformer that embeds texts with `Embedder.embed`.
 
     `model` is a folder, a hub id or a built-in name. `fit` trains nothing, and `transform` works without it. X is a
-    list, an array or a column of texts, or a table; `column` names the one of its columns that has the texts. `prompt`
-    goes before each text, `prompt_name` names a prompt of the checkpoint. The others are arguments of `Embedder.load`.
+    list, array or column of texts, or a table whose text column is `column`. `prompt` is prepended to each text;
+    `prompt_name` selects one of the checkpoint's prompts instead. All others are arguments of `Embedder.load`.
 
     >>> EmbeddingTransformer(dimension=64).fit_transform(["A cat sat on the mat.", "Stocks fell."]).shape
     (2, 64)
@@ -70,21 +70,21 @@ class EmbeddingTransformer(TransformerMixin, BaseEstimator):  # type: ignore[mis
         self.overflow, self.precision, self.device = overflow, precision, device
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Load the model, and check that X has the column of the texts. Nothing is trained."""
+        """Load the model, and check that X has the text column. Nothing is trained."""
         self._texts(X)
         self._embedder()
         return self
 
     def transform(self, X: Any) -> NDArray[np.float32]:
-        """(N, dimension) the embeddings of the texts; after `set_output`, a table."""
+        """Embed the texts into an array (N, dimension), or a table after `set_output`."""
         return self._embedder().embed(self._texts(X), prompt=self.prompt, prompt_name=self.prompt_name)
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
-        """(dimension,) the names of the columns: embedding0, embedding1, …"""
+        """(dimension,) the column names: embedding0, embedding1, …"""
         return self._embedder().get_feature_names_out()
 
     def _embedder(self) -> Embedder:
-        """The embedder of the parameters, which is loaded again when they change."""
+        """The embedder, which is reloaded when the parameters change."""
         if not isinstance(self.model, str | Path | None):
             raise InputError(
                 f"model must be a folder, a hub id or None, not {type(self.model).__name__}, which clone() "
@@ -97,14 +97,14 @@ class EmbeddingTransformer(TransformerMixin, BaseEstimator):  # type: ignore[mis
         return self.embedder_
 
     def _texts(self, X: Any) -> Any:
-        """The texts of X."""
+        """The texts in X."""
         names = _column_names(X)
         if self.column is None:
             if names is not None and len(names) > 1:
-                raise InputError(f"X has several columns; name that of the texts, as column={names[0]!r}")
+                raise InputError(f"X has several columns; select the text column, as in column={names[0]!r}")
             return single_column(X) if names is None else X[names[0]]
         if names is None:
-            raise InputError(f"column={self.column!r}, but X is no table: {type(X).__name__}")
+            raise InputError(f"column={self.column!r}, but X is not a table: {type(X).__name__}")
         if self.column not in names:
             close = get_close_matches(str(self.column), [str(name) for name in names], 1)
             advice = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(map(repr, names))}"
@@ -122,7 +122,7 @@ class EmbeddingTransformer(TransformerMixin, BaseEstimator):  # type: ignore[mis
 
 
 def _column_names(X: Any) -> list[Any] | None:
-    """The names of the columns of a table: of pandas, polars, pyarrow, datasets or a dict; None of anything else."""
+    """The column names of a table (pandas, polars, pyarrow, datasets or a dict); None if X is not a table."""
     if isinstance(X, Mapping):
         return list(X)
     names = getattr(X, "column_names", None) or getattr(X, "columns", None)

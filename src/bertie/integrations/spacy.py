@@ -1,6 +1,6 @@
-"""spaCy: components for named entities, text classification and embeddings.
+"""spaCy: components for named-entity recognition, text classification and embeddings.
 
-The factories are registered by entry points, so that no import is needed:
+The factories are registered as entry points, so no import is needed:
 
 >>> import spacy
 >>> nlp = spacy.blank("en")
@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
 
 
 class _Component(ABC):
-    """A component that reads documents in batches."""
+    """A component that processes documents in batches."""
 
     @abstractmethod
     def annotate(self, docs: list[Doc]) -> None:
@@ -53,7 +53,7 @@ class _Component(ABC):
 
 
 class NamedEntities(_Component):
-    """Sets `doc.ents`. Spans that begin or end inside a token of spaCy are extended to whole tokens."""
+    """Sets `doc.ents`. Spans that begin or end inside one of spaCy's tokens are extended to whole tokens."""
 
     def __init__(self, tagger: Tagger, overwrite: bool) -> None:
         self.tagger, self.overwrite = tagger, overwrite
@@ -95,7 +95,7 @@ class Vectors(_Component):
 
 
 def cosine(doc: Doc, other: Any) -> float:
-    """The cosine similarity of the vectors of a document and of another document, span or token."""
+    """Cosine similarity of a document's vector with that of another document, span or token."""
     a, b = np.asarray(doc.vector), np.asarray(other.vector)
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / norms if norms else 0.0
@@ -103,13 +103,13 @@ def cosine(doc: Doc, other: Any) -> float:
 
 @Language.factory("bertie_ner", assigns=["doc.ents"], default_config={"model": None, "overwrite": False})
 def make_ner(nlp: Language, name: str, model: str | None, overwrite: bool) -> NamedEntities:
-    """Named-entity recognition with a token classifier. `overwrite`: whether entities set before are dropped."""
+    """Named-entity recognition with a token classifier. `overwrite`: replace existing entities."""
     return NamedEntities(load_task(Tagger, model), overwrite)
 
 
 @Language.factory("bertie_classify", assigns=["doc.cats"], default_config={"model": None, "head": None})
 def make_classify(nlp: Language, name: str, model: str | None, head: str | None) -> Categories:
-    """Text classification. `head` names one of several heads of a model."""
+    """Text classification. `head` selects one of several heads of a model."""
     options: dict[str, Any] = {} if head is None else {"head": head}
     return Categories(load_task(Classifier, model, **options))
 
