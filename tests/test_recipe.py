@@ -55,7 +55,7 @@ def test_the_defaults_are_allowed_and_need_no_warning() -> None:
         ("dev_fraction", (-0.1, 1), "from 0 up to"),
         ("metric", ("", 3), "the name of a metric"),
         ("abstain", (0, 1), "between 0 and 1"),
-        ("class_weights", ("equal", {}, [1.0, 2.0], {1: 2.0}), "'balanced', or a weight for each label"),
+        ("class_weights", ("equal", {}, [1.0, 2.0], {1: 2.0}), "'balanced' or a mapping from labels to weights"),
     ],
 )
 def test_values_that_are_refused(field: str, bad: tuple[Any, ...], allowed: str) -> None:

@@ -2,7 +2,7 @@
 
 >>> import bertie
 >>> model = bertie.load("path or hub id")    # the right task object                     # doctest: +SKIP
->>> bertie.load(head="ner")                  # of the built-in model, which comes along   # doctest: +SKIP
+>>> bertie.load(head="ner")                  # a head of the built-in model               # doctest: +SKIP
 >>> bertie.Tagger.load()                     # the same: each task finds its head         # doctest: +SKIP
 """
 
@@ -174,9 +174,9 @@ __all__ = [
     "suggest",
 ]
 
-_threads.set_defaults()  # now, because torch reads these variables when it is loaded
+_threads.set_defaults()  # at import: torch reads these variables when it is loaded
 
-# Where each public name lives. They are imported when first used, so that `import bertie` costs no torch.
+# The module of each public name. Names are imported on first use, so that `import bertie` does not import torch.
 _HOME = {
     **dict.fromkeys(("Clustering", "TextCluster", "cluster_texts"), "bertie.tasks.clusters"),
     "Batch": "bertie.text.batch",

@@ -1,4 +1,4 @@
-"""Errors for keyword arguments of other libraries: they name Bertie's own. A leaf module."""
+"""Error messages that translate arguments and names of other libraries into Bertie's. A leaf module."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PROGRESS = "progress=True or False shows or hides the progress bar"
-_LENGTH = "nothing is padded, and long texts are read in windows: see overflow= of load()"
+_LENGTH = "texts are never padded, and long ones are read in windows: see overflow= of load()"
 _TEXTS = "the texts are the first argument"
 _DEVICE = "pass device= to load(), or call .to(device)"
 _EPOCHS, _SEED, _PRECISION = "use epochs=", "use seed=", "pass precision= to load(): fp32, bf16, fp16, int8 or fp8"
 
-# Names that other libraries use, where the right way is not an argument of almost the same name.
+# Arguments of other libraries without a similarly named equivalent here.
 HINTS = {
-    "batch_size": "texts are batched by their numbers of tokens; leave it out",
+    "batch_size": "batches are sized by a token budget; leave it out",
     "candidate_labels": "pass labels=",
-    "chunk_size": "texts are batched by their numbers of tokens; leave it out",
+    "chunk_size": "batches are sized by a token budget; leave it out",
     "context": 'pass pairs: answer([("question", "document")]), or answer("question", "document")',
     "convert_to_numpy": "embeddings are numpy arrays; leave it out",
     "convert_to_tensor": "embeddings are numpy arrays: torch.from_numpy(embedder.embed(texts))",
@@ -32,7 +32,7 @@ HINTS = {
     "inputs": _TEXTS,
     "is_split_into_words": "predict() takes lists of words",
     "hypothesis_template": "use template=",
-    "labels": "labels of your own are for zero-shot classification: bertie.ZeroShot().classify(texts, labels)",
+    "labels": "for labels chosen at inference, use zero-shot: bertie.ZeroShot().classify(texts, labels)",
     "learning_rate": "use lr=",
     "max_epochs": _EPOCHS,
     "max_length": _LENGTH,
@@ -40,14 +40,14 @@ HINTS = {
     "max_steps": _EPOCHS,
     "model_name": "the model is the first argument",
     "model_name_or_path": "the model is the first argument",
-    "n_jobs": "threads are those of torch.set_num_threads; leave it out",
+    "n_jobs": "set it with torch.set_num_threads(); leave it out",
     "normalize": "pass normalize=True to Embedder() or Embedder.load()",
     "normalize_embeddings": "pass normalize=True to Embedder() or Embedder.load()",
     "num_epochs": _EPOCHS,
     "num_labels": "fit() takes the labels from the data",
     "num_train_epochs": _EPOCHS,
-    "num_workers": "texts are tokenized in threads anyway; leave it out",
-    "output_value": "embed() returns sentence embeddings; token_embeddings() those of the tokens",
+    "num_workers": "tokenization is multi-threaded already; leave it out",
+    "output_value": "embed() returns sentence embeddings, token_embeddings() token embeddings",
     "padding": _LENGTH,
     "per_device_train_batch_size": "use batch_size=",
     "pooling_mode": "use pooling=",
@@ -60,8 +60,8 @@ HINTS = {
     "show_progress": _PROGRESS,
     "show_progress_bar": _PROGRESS,
     "targets": "use candidates=",
-    "threads": "threads are those of torch.set_num_threads; leave it out",
-    "tokenizer": "the tokenizer is that of the checkpoint; leave it out",
+    "threads": "set it with torch.set_num_threads(); leave it out",
+    "tokenizer": "the checkpoint's tokenizer is used; leave it out",
     "top_n": "use top_k=",
     "torch_dtype": _PRECISION,
     "truncate_dim": "use dimension=",
@@ -73,7 +73,7 @@ HINTS = {
 }
 
 
-# Of `fit`, whose hyperparameters are arguments of the constructor.
+# For `fit`, whose hyperparameters are arguments of the constructor.
 FIT_HINTS = (
     dict.fromkeys(("eval_dataset", "eval_set", "validation_data", "X_val", "val"), "use dev=")
     | dict.fromkeys(("labels", "label", "targets"), "they are the second argument: fit(texts, labels)")
@@ -93,7 +93,7 @@ ATTRIBUTE_HINTS = {
     "encode_query": 'use embed(texts, prompt_name="query"), or embed(texts) if the checkpoint has no prompts',
     "eval": "models are in evaluation mode unless fit() trains them",
     "from_pretrained": "use load()",
-    "generate": "Bertie computes with encoders, and of decoders only embeddings; it does not generate text",
+    "generate": "Bertie runs encoders, and decoders for embeddings only; it does not generate text",
     "get_sentence_embedding_dimension": "use .dimension",
     "half": 'use load(name, precision="fp16")',
     "max_length": _MAX_LENGTH,
@@ -107,7 +107,7 @@ ATTRIBUTE_HINTS = {
     "state_dict": "use .model.state_dict()",
     "tokenize": "use .tokenizer.encode(text)",
 }
-# Names of other libraries in place of a name of `bertie`.
+# Names of other libraries that are looked up in `bertie`.
 NAME_HINTS = {
     "AutoModel": "use bertie.Checkpoint.load(name), or bertie.load(name) for the task of a model",
     "AutoModelForMaskedLM": "use bertie.MaskedLM",
@@ -122,7 +122,7 @@ NAME_HINTS = {
     "SentenceTransformer": "use bertie.Embedder",
     "SparseEncoder": "use bertie.SparseEmbedder",
     "community_detection": "use bertie.cluster_texts",
-    "cos_sim": "use Embedder.similarity(texts, texts), or Embedder.compare of embeddings",
+    "cos_sim": "use Embedder.similarity(texts, texts), or Embedder.compare(a, b) for embeddings",
     "embed": "use bertie.Embedder().embed(texts)",
     "from_pretrained": "use bertie.load(name)",
     "paraphrase_mining": "use bertie.paraphrase_pairs",
@@ -133,7 +133,7 @@ NAME_HINTS = {
 
 
 def missing_attribute(owner: str, name: str, known: Iterable[str] = ()) -> AttributeError:
-    """The error for an attribute that does not exist, with what to use instead, if that is known.
+    """An AttributeError that suggests what to use instead, if that is known.
 
     >>> print(missing_attribute("'Embedder' object", "half"))
     'Embedder' object has no attribute 'half'; use load(name, precision="fp16")
@@ -145,7 +145,7 @@ def missing_attribute(owner: str, name: str, known: Iterable[str] = ()) -> Attri
 
 
 def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function: an unknown keyword argument raises a `TypeError` that names the right one.
+    """Decorate a function: an unknown keyword argument raises a `TypeError` that suggests the right one.
 
     >>> @explain_arguments
     ... def embed(texts, *, prompt=None, progress=None): ...
@@ -154,13 +154,13 @@ def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
     TypeError: embed() has no argument 'promt': did you mean prompt=?
     >>> embed(["a text"], batch_size=32)
     Traceback (most recent call last):
-    TypeError: embed() has no argument 'batch_size': texts are batched by their numbers of tokens; leave it out
+    TypeError: embed() has no argument 'batch_size': batches are sized by a token budget; leave it out
     """
     return _explain(function, _names(function))
 
 
 def explain_options(target: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """As `explain_arguments`, of a function that passes its other keyword arguments to `target`.
+    """Like `explain_arguments`, for a function that passes its other keyword arguments to `target`.
 
     >>> def read(name, *, revision=None): ...
     >>> @explain_options(read)
@@ -201,4 +201,4 @@ def hint(name: str, allowed: Iterable[Any]) -> str:
     if close:
         return f"did you mean {close[0]}=?"
     listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-    return f"there are {listed}"
+    return f"it takes {listed}"

@@ -1,6 +1,6 @@
-"""Throughput of a model on a device, compared with the device's matrix multiplication: `bertie bench`.
+"""Throughput of a model, compared with the device's peak matrix-multiplication throughput: `bertie bench`.
 
-The side-by-side benchmarks (benchmarks/) use the texts and clocks of this module.
+The side-by-side benchmarks (benchmarks/) use the random texts and timers of this module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bertie.tasks import Embedder
 
 IntArray = NDArray[np.int64]
-BUDGETS = {"cpu": (2048, 8192), "cuda": (16384, 65536, 131072)}  # tokens per batch that are tried
+BUDGETS = {"cpu": (2048, 8192), "cuda": (16384, 65536, 131072)}  # token budgets of a batch to try
 PADDED_BATCH = 32  # texts of a padded batch, the default of most libraries
 BUSY_SPREAD = 0.15  # by how much matrix multiplication may slow down before the machine counts as busy
 GEMM_DTYPES: dict[Precision, torch.dtype] = {  # of the operands of matrix multiplications
@@ -47,7 +47,7 @@ GEMM_DTYPES: dict[Precision, torch.dtype] = {  # of the operands of matrix multi
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Texts and tokens per second, and the matrix multiplications among it as a share of the ceiling."""
+    """Texts and tokens per second, and the share of the ceiling that the matrix multiplications reach."""
 
     texts_per_s: float
     tokens_per_s: float
@@ -56,7 +56,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkResult:
-    """What `measure` returns."""
+    """The result of `measure`."""
 
     device: str
     precision: str
@@ -67,7 +67,7 @@ class BenchmarkResult:
     budget: int  # tokens per batch: the fastest of those tried
     from_ids: Throughput  # to the last hidden state
     from_text: Throughput | None  # to embeddings; None without a tokenizer
-    padding: float  # tokens that batches of 32 padded to their longest text would compute in addition, as a share
+    padding: float  # padding tokens per token, if batches of 32 texts were padded to their longest
     padding_sorted: float  # the same with the texts sorted by length first
     peak_bytes: int | None  # device memory, weights included; on a CPU, of the whole process
     per_million_tokens: float | None  # cost of a million tokens, in the currency of the hourly price
@@ -82,13 +82,13 @@ def measure(
     seconds: float = 10.0,
     price: float | None = None,
 ) -> BenchmarkResult:
-    """Measure a model on its device for about so many seconds.
+    """Measure the throughput of a model on its device.
 
     Args:
         model: The model.
-        texts: Texts to read; random tokens of mixed lengths when None (see `mixed_lengths`).
+        texts: Texts to read; by default random tokens of mixed lengths (see `mixed_lengths`).
         embedder: The same model with its tokenizer, to measure from text as well.
-        seconds: Time to measure for.
+        seconds: Approximate duration of the measurement.
         price: Price of the machine per hour.
 
     >>> result = measure(random_model("1x16"), seconds=0.1)
@@ -164,7 +164,7 @@ def _summarize(
 def _choose_ids(
     model: Model, embedder: Embedder | None, texts: Sequence[str] | None, max_length: int, seconds: float
 ) -> list[IntArray]:
-    """The ids of the texts up to the maximum length; or random ones, as many as take about a tenth of the time."""
+    """Token ids of the texts, truncated to the maximum length; or random ids for about a tenth of the time."""
     if embedder is not None and texts is not None:
         flat = embedder.tokenizer.encode_flat(texts)
         return [text[:max_length] for text in np.split(flat.ids, np.cumsum(flat.lengths)[:-1])]
@@ -181,7 +181,7 @@ def _time_with_ceiling(
 ) -> tuple[dict[int | str, list[float]], list[float]]:
     """Seconds of each call, and the throughput of matrix multiplication before each: in rounds, at least two.
 
-    What slows the machine down for a while then slows both, and the best rounds of both are comparable.
+    A temporary slowdown of the machine then affects both, and the best rounds of both are comparable.
     """
     until = time.perf_counter() + seconds
     times: dict[int | str, list[float]] = {name: [] for name in calls}
@@ -232,13 +232,13 @@ def random_model(shape: str, device: torch.device | str = "cpu", precision: Prec
     return model.to(device, GEMM_DTYPES[precision])
 
 
-# --- texts and clocks ---
+# --- random texts and timers ---
 
 
 def mixed_lengths(count: int, longest: int = 512, seed: int = 4) -> IntArray:
     """Text lengths in tokens as they occur in practice: log-normal, mean 117, median 87, 95th percentile 324.
 
-    (With this seed, 4,096 texts have exactly these numbers.)
+    (4,096 texts with the default seed have exactly these values.)
 
     >>> lengths = mixed_lengths(4096)
     >>> int(np.median(lengths)), round(float(lengths.mean())), int(lengths.max())
@@ -249,7 +249,7 @@ def mixed_lengths(count: int, longest: int = 512, seed: int = 4) -> IntArray:
 
 
 def random_ids(lengths: Sequence[int] | IntArray, vocab: int, seed: int = 0) -> list[IntArray]:
-    """Texts of these lengths. The lowest ids, which are mostly special tokens, are left out."""
+    """Random token ids for texts of these lengths, without the lowest ids, which are mostly special tokens."""
     generator = np.random.default_rng(seed)
     ids = generator.integers(min(5, vocab - 1), vocab, int(np.sum(lengths)))
     return np.split(ids, np.cumsum(lengths)[:-1])
@@ -262,7 +262,7 @@ def flat_batches(ids: Sequence[IntArray], budget: int, device: torch.device) -> 
 
 
 def forward_all(model: Model, batches: Sequence[Batch]) -> Callable[[], None]:
-    """A call that runs the encoder on all batches."""
+    """A function that runs the encoder on all batches."""
 
     def call() -> None:
         for batch in batches:
@@ -279,14 +279,14 @@ def padded_tokens(lengths: Sequence[int] | IntArray, batch_size: int) -> int:
 
 
 def synchronize(device: torch.device) -> float:
-    """Wait for the device; the time then."""
+    """Wait for the device, and return the time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def time_call(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call."""
+    """Time a call, in seconds."""
     began = synchronize(device)
     call()
     return synchronize(device) - began
@@ -295,7 +295,7 @@ def time_call(call: Callable[[], object], device: torch.device) -> float:
 def time_interleaved(
     calls: Mapping[str, Callable[[], object]], device: torch.device, repeats: int, until: float = float("inf")
 ) -> dict[str, list[float]]:
-    """Seconds of each call, in rounds over all calls: a chip that throttles slows down all of them.
+    """Time calls in rounds, in seconds: thermal throttling then affects all of them equally.
 
     No round starts after `until` (by `time.perf_counter`), except the first.
     """

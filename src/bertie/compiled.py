@@ -1,6 +1,6 @@
-"""Compiled libraries: shared libraries beside the modules that load them, with no dependency on Python's version.
+"""Compiled shared libraries, stored beside the modules that load them, and independent of Python's version.
 
-build_libraries.py compiles them when the package is built, and records why it could not.
+build_libraries.py compiles them when the package is built, and records the error of a failed build.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RECORD = PACKAGE / "_compiled.json"
 
 
 def library_path(module: str, name: str) -> Path:
-    """The file of the library that a module loads; `module` is its `__file__`."""
+    """The path of a module's compiled library; `module` is the `__file__` of the module."""
     return Path(module).with_name(f"{name}{SUFFIX}")
 
 

@@ -19,11 +19,11 @@ class BertieError(Exception):
 
 
 class BertieWarning(UserWarning):
-    """Something that works, but perhaps not as intended."""
+    """The base class of all warnings: something works, but perhaps not as intended."""
 
 
 class UnknownTokenWarning(BertieWarning):
-    """Texts that a model's vocabulary does not cover: of another language, or of symbols."""
+    """Texts that a model's vocabulary does not cover, such as texts in another language."""
 
 
 class ConfigError(BertieError, ValueError):
@@ -47,12 +47,12 @@ class ExistsError(BertieError, FileExistsError):
 
 
 class TrainingError(BertieError, RuntimeError):
-    """A run that cannot go on: no finite loss, no memory, no room on the disk. The last saved state is whole."""
+    """A run that cannot continue: non-finite loss, out of memory, disk full. The last saved state is intact."""
 
 
 class ExportError(BertieError, RuntimeError):
-    """An exported model that does not compute what its source does. Nothing of it is left behind."""
+    """An exported model that does not compute what its source does. Its files are not kept."""
 
 
 class MissingPackageError(BertieError, ImportError):
-    """An optional package is needed; the message holds the line that installs it."""
+    """An optional package is missing; the message has the install command."""

@@ -1,4 +1,4 @@
-"""The hyperparameters of training, every one of them checked in one place."""
+"""Training hyperparameters and their validation."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ POOLINGS = ("cls", "mean", "max", "last", "weighted-mean")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Hyperparameters of training. Invalid or contradictory values raise a ConfigError.
+    """Training hyperparameters. Invalid or contradictory values raise a ConfigError.
 
     Fine-tuning chooses `lr`, `head_lr`, `epochs`, `batch_size`, `dev_fraction`, `folds`, `refit` and `patience` from
-    the model and the data where they are None (`bertie.training.finetune.defaults` has the rule). Other training uses
-    `resolve`.
+    the model and the data if they are None (see `bertie.training.finetune.defaults`). Other training uses `resolve`.
 
     >>> recipe = Recipe(epochs=2)
     >>> recipe.epochs, recipe.lr, recipe.resolve().lr
@@ -62,15 +61,15 @@ class Recipe:
     mixed_precision: MixedPrecision = "auto"  # auto: bf16 on GPUs that have it, else fp32; bf16 on a CPU: linear layers
     gradient_checkpointing: bool = False
     max_length: int | None = None  # tokens per window; None: the model's
-    train_windows: int = 16  # windows per long text and step; of more, others are sampled in each epoch
-    dev_fraction: float | None = None  # of the training data to hold out where there is no dev data; 0: none
-    folds: int | None = None  # of cross-validation instead of holding out; 0: none; None: where rows are few
-    refit: bool | None = None  # after holding out, train on all rows; None: where that takes reasonable time
+    train_windows: int = 16  # windows per long text and step; more are sampled anew in each epoch
+    dev_fraction: float | None = None  # of the training data to hold out if no dev data is given; 0: none
+    folds: int | None = None  # of cross-validation, instead of holding out; 0: none; None: only if rows are few
+    refit: bool | None = None  # after holding out, train on all rows; None: if that takes reasonable time
     stop_loss: float | None = None  # training loss that ends a run after one more epoch; 0: none
     budget: float | None = None  # seconds of training, or a text like "90s", "5m" or "1h"
     metric: str | None = None  # selects the best evaluation; None: the task's main metric
     abstain: float | None = None  # target precision of confident predictions; sets the abstention threshold
-    loss: str | None = None  # embed: a name, as "infonce" or "triplet:margin=0.2"; None: by the kind of data
+    loss: str | None = None  # embed: a name, such as "infonce" or "triplet:margin=0.2"; None: by the kind of data
     matryoshka: tuple[int, ...] | None = None  # embed: dimensions that embeddings may be truncated to
     pooling: str | None = None  # embed: one of POOLINGS; None: the checkpoint's, else mean or last
 
@@ -124,7 +123,7 @@ class Recipe:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Create a recipe from names and values, as in a file or on the command line.
+        """Create a recipe from names and values, as read from a file or the command line.
 
         >>> Recipe.from_mapping({"epoch": 2})
         Traceback (most recent call last):
@@ -135,14 +134,14 @@ class Recipe:
         return cls(**values)
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields as values that JSON can hold."""
+        """All fields as JSON-serializable values."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.class_weights, Mapping):
             values["class_weights"] = dict(self.class_weights)
         return values
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other values for some fields.
+        """A copy with some fields changed.
 
         >>> Recipe().replace(epochs=1).epochs
         1.0
@@ -150,7 +149,7 @@ class Recipe:
         return self.from_mapping(self.as_dict() | changes)
 
     def fill(self, **values: Any) -> Self:
-        """A copy with values for fields that are None.
+        """A copy with these values for the fields that are None.
 
         >>> Recipe(epochs=1).fill(epochs=3, lr=1e-4).epochs
         1.0
@@ -158,11 +157,11 @@ class Recipe:
         return self.replace(**{name: value for name, value in values.items() if getattr(self, name) is None})
 
     def resolve(self) -> ResolvedRecipe:
-        """The recipe with general values for what has not been chosen: those of fine-tuning a base-size model."""
+        """The recipe with defaults for the fields that are None: those for fine-tuning a base-size model."""
         return ResolvedRecipe.from_mapping({name: value for name, value in self.as_dict().items() if value is not None})
 
     def warnings(self) -> list[str]:
-        """Warn about settings that are valid but rarely useful.
+        """Warnings about settings that are valid but rarely useful.
 
         >>> Recipe(epochs=3, patience=3).warnings()
         ['patience=3 never stops a run of 3 evaluations early; lower it, or raise evals_per_epoch']
@@ -191,7 +190,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRecipe(Recipe):
-    """Hyperparameters without a choice left."""
+    """A recipe without hyperparameters left to choose."""
 
     epochs: float = 3.0
     lr: float = 3e-5
@@ -244,7 +243,7 @@ def _class_weights(value: Any) -> Literal["balanced"] | dict[str, float] | None:
     if value == "balanced":
         return "balanced"
     if not isinstance(value, Mapping) or not value or not all(isinstance(label, str) for label in value):
-        raise ConfigError(f"class_weights={value!r} must be 'balanced', or a weight for each label by its name")
+        raise ConfigError(f"class_weights={value!r} must be 'balanced' or a mapping from labels to weights")
     return {label: _ABOVE_0.check(f"class_weights[{label!r}]", weight) for label, weight in value.items()}
 
 
@@ -257,7 +256,7 @@ def _dimensions(value: Any) -> tuple[int, ...] | None:
 
 
 def parse_duration(name: str, text: str) -> float:
-    """Seconds from a text with a unit.
+    """Parse a duration into seconds.
 
     >>> [parse_duration("budget", text) for text in ("90s", "5m", "1.5h", "20")]
     [90.0, 300.0, 5400.0, 20.0]
@@ -268,7 +267,7 @@ def parse_duration(name: str, text: str) -> float:
     except ValueError:
         seconds = math.nan
     if len(text.strip()) - len(number) > 1 or not (math.isfinite(seconds) and seconds > 0):
-        raise ConfigError(f"{name}={text!r} must be a time above 0, such as 90s, 5m or 1h")
+        raise ConfigError(f"{name}={text!r} must be a duration above 0, such as 90s, 5m or 1h")
     return seconds
 
 
@@ -281,7 +280,7 @@ def check_seed(name: str, value: Any) -> int:
 
 
 def refuse_unknown(what: str, names: Iterable[str], known: Sequence[str]) -> None:
-    """Raise for names that are not known, suggesting the closest known ones."""
+    """Raise an error for unknown names that suggests the closest known ones."""
     unknown = [name for name in names if name not in known]
     if not unknown:
         return

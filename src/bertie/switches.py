@@ -1,6 +1,6 @@
 """Which optional backends are turned off, by `disable` or by the environment variable BERTIE_DISABLE.
 
-A leaf module, so that every package may ask. `bertie.ops.dispatch` documents what each backend computes.
+A leaf module, so that every package can import it. `bertie.ops.dispatch` documents what each backend computes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ BACKENDS = (
 )
 
 _counts: Counter[str] = Counter()
-_names: frozenset[str] | None = None  # None: to be computed
+_names: frozenset[str] | None = None  # cached; None: to be computed
 
 
 def disabled() -> frozenset[str]:
-    """The names that are turned off. A name turns off every backend below it: "triton" all of Triton's."""
+    """The names that are turned off. The name of a group turns off all its backends: "triton" all Triton kernels."""
     global _names
     if _names is None:
         listed = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]

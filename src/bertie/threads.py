@@ -3,7 +3,7 @@
 A thread of libgomp that waits for work spins for milliseconds. On a busy machine, or in a container with
 a CPU quota, that takes the time of the thread it waits for. And OpenMP's thread count ignores the quota.
 `set_defaults`, which `import bertie` calls, sets environment variables, so that child processes inherit
-them. What the user has set is left alone.
+them. Variables that the user has set are left unchanged.
 
 A leaf module: it imports neither torch nor numpy.
 """
@@ -21,14 +21,14 @@ from pathlib import Path
 WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 SPIN_COUNT = 1000  # of libgomp, by default 300,000: a few tens of microseconds, about the cost of sleeping and waking
 COUNT_VARIABLES = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")
-MARKER = "BERTIE_DEFAULT_THREADS"  # the counts below it were set here, not by the user: a child process may set others
+MARKER = "BERTIE_DEFAULT_THREADS"  # the counts that were set here, not by the user: a child process may change them
 CGROUP, SELF, CPUS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/sys/devices/system/cpu")
 
 
 def set_defaults(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let waiting threads sleep soon, and limit thread counts to the CPU quota, where the user has set nothing.
+    """Let waiting threads sleep soon, and limit thread counts to the CPU quota, unless the user has set them.
 
-    If torch has been imported before, its runtime has read the environment; then only its thread count is reduced.
+    If torch is already imported, its runtime has read the environment; then only its thread count is reduced.
     """
     if not any(name in environment for name in WAIT_VARIABLES):
         environment.update(zip(WAIT_VARIABLES, ("PASSIVE", str(SPIN_COUNT), "0"), strict=True))
@@ -61,7 +61,7 @@ def use_one_thread_in_forks() -> None:
 
 
 def available() -> int:
-    """Number of threads that can compute at a time: physical cores in the affinity mask, and at most the CPU quota."""
+    """Number of threads that can run in parallel: physical cores in the affinity mask, and at most the CPU quota."""
     cores = _physical_cores(allowed_cpus())
     quota = cpu_quota()
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
@@ -83,7 +83,7 @@ def cpu_quota(root: Path = CGROUP, self_file: Path = SELF) -> float | None:
     """CPUs that the control groups of this process allow on average; None: no limit.
 
     Reads `cpu.max` (version 2) or `cpu.cfs_quota_us` (version 1) of the process's group and of every group
-    above it. In a container its own group often is the root of the mounted tree, whatever /proc says.
+    above it. In a container, its group is often the root of the mounted tree, whatever /proc says.
     """
     folders = {root, root / "cpu", root / "cpu,cpuacct"}
     for line in _read(self_file).splitlines():

@@ -62,7 +62,7 @@ def test_each_task_uses_its_head(small: str) -> None:
     assert type(bertie.load()) is type(bertie.load(small)) is bertie.Embedder
     with pytest.raises(NotFoundError, match="no head 'nonsense'; it has: mlm, ner, nli, qa, rerank, sentiment"):
         bertie.load(head="nonsense")
-    with pytest.raises(InputError, match="Tagger needs a head of its own kind; the head 'qa' of bertie-small"):
+    with pytest.raises(InputError, match="Tagger needs a head for its task; the head 'qa' of bertie-small"):
         bertie.Tagger.load(head="qa")
 
 

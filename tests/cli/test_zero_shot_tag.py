@@ -43,7 +43,7 @@ def test_tag_with_labels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
         (("--labels", "a", "--ignore-labels", "X"), "leave out --labels"),
         (("--labels", " , "), "at least one"),
         (("--labels", "a", "--threshold", "2"), "threshold=2.0 must be a number from 0 to 1"),
-        ((), "has no labels of its own"),
+        ((), "has no fixed labels"),
     ],
 )
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:

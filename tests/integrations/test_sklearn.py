@@ -95,7 +95,7 @@ def test_tables(embedder: Embedder) -> None:
             EmbeddingTransformer(column="text").transform(table)
         with pytest.raises(InputError, match="X has no column 0; there are 'review', 'stars'"):
             EmbeddingTransformer(column=0).transform(table)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"EmbeddingTransformer\(\) has no argument 'pool': there are model, column"):
+    with pytest.raises(TypeError, match=r"EmbeddingTransformer\(\) has no argument 'pool': it takes model, column"):
         EmbeddingTransformer(pool="cls")  # type: ignore[call-arg]
     table = pandas.DataFrame(columns, index=range(100, 108))
     np.testing.assert_array_equal(EmbeddingTransformer().transform(table[["review"]]), expected)
@@ -107,5 +107,5 @@ def test_tables(embedder: Embedder) -> None:
     assert isinstance(transformer.set_output(transform="polars").transform(table), polars.DataFrame)
     with pytest.raises(InputError, match="column='review', but X is not a table: list"):
         transformer.transform(TEXTS)
-    with pytest.raises(InputError, match="transform takes a list of texts, not str; put a single one into a list"):
+    with pytest.raises(InputError, match="transform takes a list of texts, not str; wrap a single one in a list"):
         EmbeddingTransformer().transform("A single text.")

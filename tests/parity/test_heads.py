@@ -278,5 +278,5 @@ def test_candidates_in_long_texts(tmp_path: Path) -> None:
     (mask,) = result.masks
     assert text[mask.start : mask.end] == "[MASK]"
     assert all(0 < candidate.score < 1 for candidate in mask.candidates)
-    with pytest.raises(bertie.InputError, match="more than the model reads at once"):
+    with pytest.raises(bertie.InputError, match="more than the maximum length allows"):
         task.fill(text, candidates=[" ".join(WORDS)])

@@ -169,7 +169,7 @@ def test_refusals(index: Index, folders: dict[str, Path], tmp_path: Path) -> Non
         Index.create(f"lance://{tmp_path}/lance", Embedder.load(folders["dense"]), sparse=folders["splade"])
     with pytest.raises(InputError, match=r"use bertie\.SparseEmbedder"):
         Index.create(tmp_path / "wrong", folders["splade"])
-    with pytest.raises(NotFoundError, match="is no late-interaction"):
+    with pytest.raises(NotFoundError, match="is not a late-interaction"):
         Index.create(tmp_path / "wrong", folders["dense"], late_interaction=folders["dense"], chunk_size=40)
 
 

@@ -75,7 +75,7 @@ def test_a_template_is_filled_and_not_formatted(server: Running) -> None:
     body = {"texts": "a", "labels": ["b", "c"], "model": "nli"}
     for template in ("{:>900000000}", "{0:999999999}", "{0.__class__}", "{label}", "{"):
         reply = server.post("/classify", {**body, "template": template})
-        assert (reply.status_code, "must hold {}" in reply.text) == (422, True)
+        assert (reply.status_code, "must contain {}" in reply.text) == (422, True)
     server.post_json("/classify", {**body, "template": "{{a}} is {}, {}!"})
 
 

@@ -51,7 +51,7 @@ def test_samples_are_drawn_evenly() -> None:
 
 def test_what_is_refused() -> None:
     for old, new, options, message in (
-        (["a"], ["b", "c"], {}, "at least 2 old and 2 new texts, and there are 1 and 2"),
+        (["a"], ["b", "c"], {}, "at least 2 old and 2 new texts, but got 1 and 2"),
         (["a", "b"], ["b", "c"], {"permutations": 9}, "permutations=9 must be at least 19"),
         (["a", "b"], ["b", "c"], {"sample": 1}, "sample=1 must be at least 2"),
         (["a", "b"], "c", {}, "takes a list of texts, not str"),

@@ -337,9 +337,9 @@ def test_invalid_data(tagger: bertie.ElmoTagger, monkeypatch: pytest.MonkeyPatch
     ):
         with pytest.raises(InputError, match=message):
             tiny_tagger().fit(X, y, progress=False)
-    with pytest.raises(InputError, match=r"for texts there is tag\(\)"):
+    with pytest.raises(InputError, match=r"but predict\(\) takes lists of words; use tag\(\) for texts"):
         tagger.predict(["Ada lives in London"])
-    with pytest.raises(InputError, match="put a single one into a list"):
+    with pytest.raises(InputError, match="wrap a single one in a list"):
         tagger.predict("Ada")
     with pytest.raises(TrainingError, match="pass a smaller lr="):
         tiny_tagger(lr=1e30).fit(WORDS, TAGS, progress=False)

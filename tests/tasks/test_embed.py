@@ -48,7 +48,9 @@ def test_literal_prompts(folder: Path) -> None:
     np.testing.assert_array_equal([each.vector for each in embedder.embed_each(texts, prompt="find : ")], named)
     np.testing.assert_allclose(embedder.embed(texts, prompt="a dog "), theirs.encode(texts, prompt="a dog "), atol=1e-6)
     np.testing.assert_array_equal(embedder.embed(texts[0], prompt=""), embedder.embed(texts[0]))
-    with pytest.warns(BertieWarning, match=r"prompt='query' goes before each text as it is.*prompt_name='query'"):
+    with pytest.warns(
+        BertieWarning, match=r"prompt='query' is prepended literally to each text.*use prompt_name='query'"
+    ):
         embedder.embed(texts, prompt="query")
 
 
@@ -61,7 +63,7 @@ def test_old_folder_with_a_transformer_subfolder(tmp_path: Path) -> None:
 
 
 def test_overflow_error(folder: Path) -> None:
-    with pytest.raises(InputError, match="text 1 has 32 tokens and the model reads 10"):
+    with pytest.raises(InputError, match="text 1 has 32 tokens, but the maximum length is 10"):
         Embedder.load(folder, overflow="error").embed(["dog", "a " * 30])
 
 

@@ -171,7 +171,7 @@ def test_wrong_folders(model: LateInteraction, tmp_path: Path) -> None:
     assert isinstance(bertie.load(MODEL), LateInteraction)
     with pytest.raises(InputError, match=r"late-interaction \(ColBERT\) model.*bertie\.LateInteraction"):
         Embedder.load(MODEL)
-    with pytest.raises(NotFoundError, match="is no late-interaction"):
+    with pytest.raises(NotFoundError, match="is not a late-interaction"):
         LateInteraction.load(save(tmp_path / "bert", "wordpiece", ""))
     shutil.copytree(MODEL, tmp_path / "model")
     file = tmp_path / "model" / "config_sentence_transformers.json"

@@ -92,7 +92,7 @@ def test_texts() -> None:
 @pytest.mark.parametrize(
     ("count", "options", "message"),
     [
-        (10, {}, "texts has 10 texts; outliers of 10 neighbours need 20"),
+        (10, {}, "neighbours=10 needs at least 20 texts, but got 10"),
         (30, {"neighbours": 40}, "need 41"),
         (30, {"neighbours": 0}, "neighbours=0 must be at least 1"),
         (30, {"false_alarms": 1.0}, "false_alarms=1.0 must be a rate between 0 and 1"),

@@ -59,7 +59,7 @@ def test_hyperparameters_of_a_named_step_are_searched_in_processes(made: Made) -
     assert best["embed"].get_params()["dimension"] == search.best_params_["embed__dimension"]
     assert best["classify"].coef_.shape[1] == (search.best_params_["embed__dimension"] or 32)
     assert pipeline["embed"].get_params()["dimension"] is None
-    with pytest.raises(TypeError, match=r"Embedder\(\) has no argument 'size': there are model, "):
+    with pytest.raises(TypeError, match=r"Embedder\(\) has no argument 'size': it takes model, "):
         pipeline.set_params(embed__size=3)
 
 

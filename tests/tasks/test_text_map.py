@@ -53,7 +53,7 @@ def test_labels_are_the_words_that_distinguish() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(InputError, match="a map takes 2 to 500 texts, and there are 501"):
+    with pytest.raises(InputError, match="a map takes 2 to 500 texts, but got 501"):
         check_texts(MAX_TEXTS + 1, None)
     with pytest.raises(InputError, match="clusters=4 must lie between 1 and the number of texts, 3"):
         check_texts(3, 4)

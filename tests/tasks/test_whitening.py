@@ -40,5 +40,5 @@ def test_saved_as_a_dense_layer(tmp_path: Path, normalize: bool) -> None:
 
 def test_the_width_must_match(tmp_path: Path) -> None:
     embedder = Embedder.load(save_bert(tmp_path / "base"))
-    with pytest.raises(InputError, match="whole vectors of 8; the embedder's have 16"):
+    with pytest.raises(InputError, match="untruncated embeddings of dimension 8, not 16"):
         whiten(embedder, Whitening.fit(np.random.default_rng(0).standard_normal((20, 8))))

@@ -55,7 +55,7 @@ def test_empty_texts_own_no_tokens() -> None:
 @pytest.mark.parametrize(
     ("ids", "segments", "named"),
     [
-        ([], None, "empty batch"),
+        ([], None, "the batch is empty"),
         ([[1], []], None, "text 1 of the batch has no tokens"),
         ([[1, 2]], [[0]], "text 0 of the batch has 2 ids but 1 segments"),
     ],

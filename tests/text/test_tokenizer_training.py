@@ -201,7 +201,7 @@ def test_saving_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     save(other, tmp_path / "a" / "out", overwrite=True)
     assert Tokenizer.from_folder(tmp_path / "a" / "out").id("cd") is not None
     (tmp_path / "a" / "out" / "model.safetensors").touch()
-    with pytest.raises(ExistsError, match=r"other files than a tokenizer's \(model.safetensors\)"):
+    with pytest.raises(ExistsError, match=r"files that do not belong to a tokenizer \(model.safetensors\)"):
         check_free(tmp_path / "a" / "out", overwrite=True)
     (tmp_path / "file").touch()
     with pytest.raises(ExistsError, match="is a file"):

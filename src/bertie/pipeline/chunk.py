@@ -1,4 +1,4 @@
-"""Inputs that are encoded, batched and decoded together, in flat arrays; details of a text are made on access."""
+"""Inputs that are encoded, batched and decoded together, in flat arrays; details of a text are computed on access."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Split = Callable[[TaskInput[Any], Encoding], list[Window]]
 
 
 class WindowedText(Generic[Options]):
-    """One input with the windows that it is read in."""
+    """One input and its windows."""
 
     __slots__ = ("_chunk", "_index", "input")
 
@@ -45,7 +45,7 @@ class WindowedText(Generic[Options]):
 
 
 class Chunk(Sequence[WindowedText[Options]]):
-    """Several inputs. `windows` holds the token ids of all their windows, `starts` (N + 1,) the first one of each."""
+    """A chunk of inputs. `windows` holds the token ids of all windows; those of input i begin at `starts[i]`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Chunk(Sequence[WindowedText[Options]]):
             self.windows = self._flatten()
 
     def _flatten(self) -> Encodings:
-        """The windows of all inputs, end to end."""
+        """The windows of all inputs, concatenated."""
         parts: list[tuple[IntArray, IntArray]] = []
         bounds = [0, *np.cumsum(self.encodings.lengths).tolist()]
         ids, segments = self.encodings.ids, self.encodings.segments
@@ -104,7 +104,7 @@ class Chunk(Sequence[WindowedText[Options]]):
 
     @property
     def token_totals(self) -> list[int]:
-        """Tokens of each input without special tokens."""
+        """Number of tokens of each input, without special tokens."""
         totals: list[int] = (self.encodings.lengths - self.encodings.special_counts).tolist()
         return totals
 

@@ -1,4 +1,4 @@
-"""What goes into the pipeline: checked texts with a name for error messages and the options of the call."""
+"""Inputs of the pipeline: checked texts, with a name for error messages and the options of the call."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class TaskInput(NamedTuple, Generic[Options]):
     name: str  # in error messages, such as "text 3"
     texts: tuple[str, ...]  # the text, or the two texts of a pair
     options: Options
-    # The most tokens of a window, or one window per sentence; None: as many as the model reads. The same for one call.
+    # Maximum tokens per window, or one window per sentence; None: the model's maximum length. Equal for all of a call.
     window_size: int | Literal["sentence"] | None = None
-    repeated: bool = False  # the text of the previous input again, as with another hypothesis: it is counted once
+    repeated: bool = False  # the text of the previous input again, such as with another hypothesis: counted once
 
     @property
     def item(self) -> str | tuple[str, str]:
-        """The text or the pair, as the tokenizer takes it."""
+        """The text or the pair, in the form that the tokenizer takes."""
         return self.texts[0] if len(self.texts) == 1 else (self.texts[0], self.texts[1])
 
 
 def check_list(items: Iterable[T], caller: str, what: str = "texts") -> Iterable[T]:
     """Refuse a single text and a table, which would be iterated over by characters or column names.
 
-    Arrays of pyarrow, whose items are no Python strings, are converted.
+    Arrays of pyarrow, whose items are not Python strings, are converted.
     """
     if hasattr(items, "to_pylist") and not hasattr(items, "columns"):
         converted: list[T] = items.to_pylist()
@@ -49,28 +49,28 @@ def check_list(items: Iterable[T], caller: str, what: str = "texts") -> Iterable
 
 
 def _advice(items: Any) -> str:
-    """How to pass what is not a list."""
+    """Advice on how to pass such an object."""
     if isinstance(items, Mapping) or hasattr(items, "columns"):
         names = list(getattr(items, "column_names", None) or (items if isinstance(items, Mapping) else items.columns))
-        return f"pass the column of the texts, as table[{names[0]!r}]" if names else "it is empty"
+        return f"pass the text column, as in table[{names[0]!r}]" if names else "it is empty"
     if isinstance(items, Set):
         return "its order is undefined: pass sorted(texts) or list(texts)"
     if isinstance(items, bytes):
         return 'decode it: data.decode("utf-8")'
-    return "put a single one into a list"
+    return "wrap a single one in a list"
 
 
 def check_pair(texts: Any, name: str, what: str = "a pair of texts") -> tuple[str, str]:
-    """Check that `texts` are two texts."""
+    """Check that `texts` is a pair of texts."""
     texts = texts.tolist() if hasattr(texts, "tolist") else texts  # a row of an array
     if not isinstance(texts, tuple | list) or len(texts) != 2:
-        got = f"{len(texts)} things" if isinstance(texts, tuple | list) else type(texts).__name__
+        got = f"{len(texts)} items" if isinstance(texts, tuple | list) else type(texts).__name__
         raise InputError(f"{name} must be {what}, not {got}")
-    return checked_text(texts[0], f"{name}, first of its pair"), checked_text(texts[1], f"{name}, second of its pair")
+    return checked_text(texts[0], f"{name}, first text"), checked_text(texts[1], f"{name}, second text")
 
 
 def text_inputs(texts: Iterable[str], caller: str, options: Options) -> Iterator[TaskInput[Options]]:
-    """Inputs of single texts. Anything but a list is refused at once, anything but a text when it is reached.
+    """Create inputs from single texts. Invalid containers are refused immediately, invalid items when reached.
 
     The characters of a text are checked by the tokenizer.
     """
@@ -81,7 +81,7 @@ def text_inputs(texts: Iterable[str], caller: str, options: Options) -> Iterator
 
 
 def check_positive(**values: int | None) -> None:
-    """Refuse options that are no whole numbers of at least 1."""
+    """Refuse options that are not whole numbers of at least 1."""
     for name, value in values.items():
         if value is not None and (not isinstance(value, int | np.integer) or isinstance(value, bool)):
             raise InputError(f"{name}={value!r:.40} must be a whole number")

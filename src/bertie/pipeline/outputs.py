@@ -1,4 +1,4 @@
-"""What comes out of a forward pass: one output per window, possibly still on its way from the device."""
+"""Outputs of a forward pass: one per window, possibly as a pending copy from the device."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PendingCopy(Sequence[FloatArray]):
 
     @property
     def host(self) -> FloatArray:
-        """All rows."""
+        """All rows, once the copy is complete."""
         if isinstance(self._rows, Tensor):
             if self._done is not None:
                 self._done.synchronize()
@@ -90,7 +90,7 @@ class Outputs(Generic[Output]):
         return [by_window[w] for w in range(self._count)]
 
     def stack(self) -> FloatArray:
-        """(windows, n) all outputs, where each is one row."""
+        """(windows, n) all outputs, one row each."""
         if len(self._batches) == 1:
             only = self._batches[0][1]
             if self._count == 1:

@@ -1,9 +1,9 @@
 """The pipeline: texts -> encodings -> windows -> batches -> forward pass -> decoded results.
 
-Offline calls give it an iterable: it is read in chunks, each chunk is sorted into batches of a token budget, chunks are
-tokenized ahead and copied from a GPU asynchronously, and results come in order. In a server, an `executor` runs the
-forward pass instead, in batches that many requests share. All else is the same code, so the same text has the same
-result either way.
+Offline calls pass an iterable, which is read in chunks. The windows of each chunk are packed into batches by a token
+budget; chunks are tokenized in advance, and results are copied from a GPU asynchronously and returned in order. In a
+server, an `executor` runs the forward pass instead, in batches shared by many requests. All other code is shared, so a
+text has the same result either way.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from bertie.threads import use_one_thread_in_forks
 Overflow = Literal["window", "error", "truncate"]
 OVERFLOW = ("window", "error", "truncate")
 
-CHUNK_ITEMS = 1024  # inputs read ahead, so that texts of similar length can share a batch
+CHUNK_ITEMS = 1024  # inputs per chunk, so that texts of similar length can share a batch
 CHUNK_CHARACTERS = 1 << 20
 CPU_BATCH_TOKENS = 8192  # at most; the activations of a layer should also fit into the cache:
 CACHE_BYTES = 24 << 20
 GPU_BATCH_TOKENS = 1 << 16  # smaller batches do not fill a GPU
-TOKENIZER_THREADS = 2  # one in the library, which uses all cores, while the other builds arrays of its results
+TOKENIZER_THREADS = 2  # one calls the library, which uses all cores, while the other converts results to arrays
 
 Result = TypeVar("Result")
 Decoded = TypeVar("Decoded", covariant=True)
@@ -49,7 +49,7 @@ Value = TypeVar("Value")
 
 
 class Stages(Protocol[Options, Output, Decoded]):
-    """What a task adds to the pipeline."""
+    """The stages of the pipeline that a task implements."""
 
     head: str | None  # whose segments and global tokens the encoder uses; None: the plain encoder
 
@@ -57,13 +57,13 @@ class Stages(Protocol[Options, Output, Decoded]):
         """Tokenize inputs with the pipeline's tokenizer."""
 
     def parameters(self, chunk: Chunk[Options]) -> Sequence[Any] | None:
-        """What `outputs` needs to know of each window besides its hidden states: small and serializable."""
+        """What `outputs` needs for each window besides its hidden states: small and serializable."""
 
     def outputs(self, model: Model, hidden: Tensor, batch: Batch, parameters: Sequence[Any] | None) -> Sequence[Output]:
         """Compute the head's output for each window of a batch; `hidden` is (T, D)."""
 
     def output_costs(self, windows: Encodings, parameters: Sequence[Any] | None) -> Sequence[int] | None:
-        """What each window's outputs cost, as a number of tokens that would take as long to read; None: little."""
+        """The cost of each window's outputs, as the number of tokens that take as long to encode; None: negligible."""
 
     def decode_chunk(self, chunk: Chunk[Options], outputs: Outputs[Output]) -> Iterable[Decoded]:
         """Decode the outputs of a chunk's windows into one result per input."""
@@ -73,13 +73,13 @@ class Executor(Protocol):
     """Runs the forward pass of many callers, such as the requests of a server."""
 
     def admit(self, characters: int) -> AbstractContextManager[None]:
-        """A context to tokenize texts of so many characters in; an error if they would be refused afterwards."""
+        """A context for tokenizing this many characters; raises an error if they would be refused afterwards."""
 
     def compute(self, task: Any, windows: Encodings, parameters: Sequence[Any] | None) -> Sequence[Any]:
-        """The task's outputs for windows, given by their token ids and the parameters of each."""
+        """Compute the task's outputs for windows, given by their token ids and the parameters of each."""
 
     def check(self) -> None:
-        """Raise an error if nobody waits for the caller's result any more. Long work calls it now and then."""
+        """Raise an error if nobody is waiting for the result any more. Long computations call it periodically."""
 
 
 class NonFiniteError(InputError):
@@ -93,10 +93,10 @@ class NonFiniteError(InputError):
 class Pipeline(Generic[Options, Output, Result]):
     """The pipeline of one task over one checkpoint.
 
-    `overflow` is for texts beyond the model's maximum length: "window" reads them in overlapping windows, "error"
+    `overflow` applies to texts beyond the model's maximum length: "window" reads them in overlapping windows, "error"
     refuses them, "truncate" reads their beginning. With the compiled CPU encoder, a text's result does not depend on
-    the batch it is in. On a GPU it may in its last bits, because kernels are chosen by the size of the batch;
-    `deterministic` avoids that by a forward pass of its own for each window, which is slow.
+    its batch. On a GPU its last bits may, because kernels are chosen by batch size; `deterministic` avoids that by
+    running a separate forward pass for each window, which is slow.
     """
 
     executor: Executor | None = None  # None: the forward pass runs here
@@ -122,15 +122,15 @@ class Pipeline(Generic[Options, Output, Result]):
 
     @property
     def max_length(self) -> int:
-        """The tokens of a window, special tokens included."""
+        """Maximum number of tokens of a window, special tokens included."""
         return self.checkpoint.max_length if self._max_length is None else self._max_length
 
     def chunks(self, inputs: Iterable[TaskInput[Options]], texts: object = None) -> Iterator[Iterable[Result]]:
         """Results in order, chunk by chunk, with a bounded number of inputs in memory.
 
-        `texts` is the argument of the public call. If it has a length, on a GPU a chunk's results are fetched while
-        the next one runs; from any other iterable, nothing is read before its turn. Slow tokenizers run ahead in
-        threads; fast ones would only keep the interpreter from launching kernels.
+        `texts` is the argument of the public call. If it has a length, on a GPU a chunk's results are copied while
+        the next one runs; any other iterable is read lazily. Slow tokenizers prefetch in threads; fast ones would only
+        keep the interpreter from launching kernels.
         """
         if self.executor is not None and isinstance(texts, list) and len(texts) <= CHUNK_ITEMS:  # a small request
             only = list(inputs)
@@ -160,9 +160,9 @@ class Pipeline(Generic[Options, Output, Result]):
         return self.task.decode_chunk(chunk, self.forward(chunk))
 
     def _counted(self, chunks: Iterable[Chunk[Options]], *, late: bool = True) -> Iterator[Chunk[Options]]:
-        """Chunks as they are; a warning after the last one if some texts consist largely of unknown tokens.
+        """Pass chunks through, and warn after the last one if some texts consist largely of unknown tokens.
 
-        `late`: not before the end of the call that this one is part of.
+        `late`: leave the warning to the end of an enclosing call, if there is one.
         """
         outer = current_counter()
         counter = UnknownTokenCounter() if outer is None else outer
@@ -174,7 +174,7 @@ class Pipeline(Generic[Options, Output, Result]):
             counter.warn()
 
     def _overlaps(self, texts: object) -> bool:
-        """Whether a chunk's results are fetched while the next one runs."""
+        """Whether a chunk's results are copied while the next one runs."""
         many = isinstance(texts, Sized) and len(texts) > CHUNK_ITEMS
         return many and self.executor is None and self.checkpoint.model.device.type != "cpu"
 
@@ -199,21 +199,21 @@ class Pipeline(Generic[Options, Output, Result]):
         return Chunk(inputs, encodings, limit, self.split, unknown)
 
     def check(self) -> None:
-        """Raise an error if nobody waits for the result any more: decoding calls it between slices of its work."""
+        """Raise an error if nobody is waiting for the result any more; long decoding calls it periodically."""
         if self.executor is not None:
             self.executor.check()
 
     def read(self, inputs: Iterable[TaskInput[Options]]) -> Iterator[WindowedText[Options]]:
-        """Tokenize inputs and split them into windows, one by one: what training reads."""
+        """Tokenize inputs and split them into windows, one by one, for training."""
         for chunk in self._counted(map(self.encode, split_chunks(inputs)), late=False):
             yield from chunk
 
     def split(self, task_input: TaskInput[Any], encoding: Encoding) -> list[Window]:
-        """The windows of one input, as `overflow` says."""
+        """Split one input into windows according to `overflow`."""
         max_length = self.max_length
         if len(encoding) > max_length and self.overflow == "error":
             raise InputError(
-                f"{task_input.name} has {len(encoding)} tokens and the model reads {max_length} at once; shorten it, "
+                f"{task_input.name} has {len(encoding)} tokens, but the maximum length is {max_length}; shorten it, "
                 "or pass overflow='window' to read it in windows or overflow='truncate' to read its beginning only"
             )
         size = task_input.window_size
@@ -233,7 +233,7 @@ class Pipeline(Generic[Options, Output, Result]):
             raise InputError(f"{chunk.inputs[index].name}: the model's outputs are not finite") from None
 
     def compute(self, windows: Encodings, parameters: Sequence[Any] | None, texts: int = 0) -> Outputs[Output]:
-        """The task's outputs for windows, given by their token ids; `texts` of them are reported as progress."""
+        """Compute the task's outputs for windows, given by their token ids; report progress of `texts` texts."""
         task, model, count = self.task, self.checkpoint.model, len(windows.lengths)
         outputs: Outputs[Output] = Outputs(count)
         if self.executor is not None:
@@ -250,7 +250,7 @@ class Pipeline(Generic[Options, Output, Result]):
 
     @property
     def batch_tokens(self) -> int:
-        """Token budget of a batch. A longer window is a batch of its own."""
+        """Token budget of a batch. A longer window forms a batch by itself."""
         model = self.checkpoint.model
         if self.deterministic:
             return 1
@@ -261,7 +261,7 @@ class Pipeline(Generic[Options, Output, Result]):
 
 
 def split_chunks(inputs: Iterable[TaskInput[Options]]) -> Iterator[list[TaskInput[Options]]]:
-    """Lists of inputs of at most `CHUNK_ITEMS` items and about `CHUNK_CHARACTERS` characters."""
+    """Split inputs into lists of at most `CHUNK_ITEMS` items and about `CHUNK_CHARACTERS` characters."""
     chunk: list[TaskInput[Options]] = []
     size = 0
     for task_input in inputs:
@@ -275,7 +275,7 @@ def split_chunks(inputs: Iterable[TaskInput[Options]]) -> Iterator[list[TaskInpu
 
 
 def prefetch(call: Callable[[Item], Value], items: Iterable[Item], threads: int) -> Iterator[Value]:
-    """Apply a function to items in order, ahead of use in so many threads; with none, only when its turn comes.
+    """Apply a function to items in order, prefetching results in this many threads; with 0, lazily.
 
     >>> list(prefetch(str.upper, ["a", "b", "c"], threads=2))
     ['A', 'B', 'C']

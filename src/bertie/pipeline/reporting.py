@@ -1,4 +1,4 @@
-"""Progress of calls to the pipeline: batches are reported to whoever shows a progress bar."""
+"""Progress of calls to the pipeline: batches report to the active progress bar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from bertie.data.progress import Progress
 from bertie.data.terminal import is_interactive
 
-# Called with the number of inputs that a batch completes, possibly a fraction of one. None: nobody listens.
+# Called with the number of inputs that a batch completes, possibly a fraction of one. None: no progress bar.
 _listener: ContextVar[Callable[[float], None] | None] = ContextVar("listener", default=None)
 
 
@@ -32,8 +32,8 @@ def show_progress(
 ) -> Iterator[None]:
     """Show a progress bar for calls of the pipeline inside the context, once they have taken a second.
 
-    `progress=None`: on a terminal or in a notebook, in the main thread. Inside another such context nothing is shown:
-    that one's bar counts on. `fraction`: what is done, where the number of inputs is not known.
+    `progress=None`: only on a terminal or in a notebook, in the main thread. A nested context shows nothing: the outer
+    progress bar keeps counting. `fraction`: the completed fraction, if the number of inputs is not known.
     """
     if _listener.get() is not None or not (progress or (progress is None and _is_watched())):
         yield
@@ -59,7 +59,7 @@ def show_progress(
 
 @contextmanager
 def without_progress() -> Iterator[None]:
-    """Show no progress bars of single calls inside the context, whose caller shows its own."""
+    """Suppress the progress bars of calls inside the context; the caller shows its own."""
     token = _listener.set(lambda inputs: None)
     try:
         yield
@@ -71,7 +71,7 @@ def length(items: object) -> int | None:
     """The number of items, if that is known before they are read."""
     try:
         return len(items) if isinstance(items, Sized) else None
-    except TypeError:  # an array without axes, which is refused elsewhere
+    except TypeError:  # a 0-dimensional array, which is refused elsewhere
         return None
 
 

@@ -15,7 +15,7 @@ from bertie.errors import UnknownTokenWarning
 from bertie.text.scripts import OTHER_SCRIPT
 
 MOST = 0.5  # the share of unknown tokens from which any text is reported
-MANY = 0.2  # and one with letters of another script: emoji alone are no other language
+MANY = 0.2  # and a text with letters of another script: emoji alone are not another language
 EXAMPLE = 40  # characters
 
 
@@ -43,11 +43,11 @@ class UnknownTokenCounter:
         where = f" ({shown!r})" if self.texts == 1 else f", such as {shown!r}"
         return (
             f"{subject} {verb} largely of unknown tokens{where}: the model's vocabulary does not cover them, and "
-            "results say little; use a model for their language, such as a multilingual one"
+            "results are unreliable; use a model for their language, such as a multilingual one"
         )
 
     def warn(self) -> None:
-        """Warn if there were such texts; once."""
+        """Warn once if there were such texts."""
         if self.flagged and not self.silent:
             self.silent = True
             warnings.warn(self.message(), UnknownTokenWarning, stacklevel=_outside())
@@ -65,7 +65,7 @@ def current_counter() -> UnknownTokenCounter | None:
 def one_warning() -> Iterator[None]:
     """Warn once for all calls of the pipeline inside the context, at its end; also a decorator.
 
-    Inside another such context, that one counts on.
+    In a nested context, the outer one counts and warns.
     """
     if _counter.get() is not None:
         yield

@@ -1,4 +1,4 @@
-"""One file per task, inference only: texts in, results out. `load` finds the task of a checkpoint."""
+"""Inference, one module per task. `load` finds the task of a checkpoint."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ __all__ = [
     "load",
 ]
 
-# Imported when first used, so that reading the registry costs no torch.
+# Imported on first use, so that reading the registry does not import torch.
 _MODULES = {
     "Chooser": "choose",
     "Classifier": "classify",

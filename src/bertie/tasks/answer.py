@@ -2,7 +2,7 @@
 
 A document beyond the maximum length is read in windows with the question in each. All windows are decoded together: the
 best spans over all of them. The score of "no answer" is the lowest over the windows, since a window without the answer
-rightly predicts none. Several documents are combined in the same way.
+rightly predicts none. Several documents are merged in the same way.
 
 Scores are probabilities: the softmax, at the temperature that `fit` found on the dev data, of the logits of the best
 spans (20, as in SQuAD's n-best lists) and of "no answer". If there were unanswerable questions in the dev data, the
@@ -141,7 +141,7 @@ class Reader(Trainable[_Options, FloatArray, AnswerResult]):
         max_answer_length: int = 30,
         no_answer_threshold: float | None = None,
     ) -> Iterator[AnswerResult]:
-        """As `answer`, one by one."""
+        """Like `answer`, but yield results one by one."""
         check_positive(top_k=top_k, max_answer_length=max_answer_length)
         threshold = self.info.calibration.no_answer_threshold if no_answer_threshold is None else no_answer_threshold
         if threshold is not None and not 0 <= threshold <= 1:
@@ -218,7 +218,7 @@ def _best_spans(window: Window, logits: FloatArray, task_input: TaskInput[_Optio
         return best
     ends = np.concatenate([logits[:, 1], np.full(width, -np.inf, dtype=np.float32)])
     table = logits[:, :1] + np.lib.stride_tricks.sliding_window_view(ends, width)[:n]  # (n, width)
-    # As many from each window: the others may have none of the best.
+    # As many from each window: all of the best may be in this one.
     for flat in np.argsort(-table, axis=None, kind="stable"):
         first, length = divmod(int(flat), width)
         score = float(table[first, length])
@@ -252,7 +252,7 @@ def _merge_documents(documents: Sequence[AnswerResult], options: _Options, calib
 def probabilities(
     spans: Sequence[float], none: float, tokens: int, calibration: Calibration
 ) -> tuple[float, list[float]]:
-    """The probability of "no answer" and of each span, by their logits, best span first, in so many tokens.
+    """The probabilities of "no answer" and of each span, from their logits (best first) and the tokens read.
 
     They add up to 1 over "no answer" and the `N_BEST` best spans.
     """
@@ -264,7 +264,7 @@ def probabilities(
         weights = np.exp(logits - logits.max())
         none_score, *scores = (weights / weights[: N_BEST + 1].sum()).tolist()
         return none_score, scores
-    # The more is read, the higher is the best logit by chance.
+    # The more tokens are read, the higher is the best logit by chance.
     none_logit = scale * (none - spans[0]) + calibration.no_answer_length * np.log(max(tokens, 1)) + bias
     answered = float(np.exp(-np.logaddexp(0.0, none_logit)))
     weights = np.exp((np.array(spans, dtype=np.float64) - spans[0]) / calibration.temperature)

@@ -27,7 +27,7 @@ from bertie.tasks.display import Displayed
 from bertie.text.batch import Batch
 from bertie.text.tokenizer import checked_text
 
-MAX_ATTENTION_TOKENS = 4096  # whose attention weights, of one layer, fit into memory
+MAX_ATTENTION_TOKENS = 4096  # the attention weights of one layer must fit into memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def attention_weights(
 
 @torch.inference_mode()
 def hidden_states(checkpoint: Checkpoint, text: str) -> HiddenStatesResult:
-    """The hidden states of every layer, as `output_hidden_states=True` of transformers.
+    """The hidden states of every layer, like `output_hidden_states=True` in transformers.
 
     >>> result = hidden_states(Checkpoint.load("bertie-small"), "A cat sat.")
     >>> len(result.states) == Checkpoint.load("bertie-small").model.config.depth + 1
@@ -100,7 +100,7 @@ def hidden_states(checkpoint: Checkpoint, text: str) -> HiddenStatesResult:
 
 
 def check_layer(checkpoint: Checkpoint, layer: int | None, head: int | None) -> int:
-    """The number of a layer, by default the last; refuse layers and heads that the model does not have."""
+    """The index of a layer, by default the last; refuse layers and heads that the model does not have."""
     cfg = checkpoint.model.config
     layer = cfg.depth - 1 if layer is None else layer
     for name, value, count in (("layer", layer, cfg.depth), ("head", head, cfg.heads)):
@@ -112,9 +112,9 @@ def check_layer(checkpoint: Checkpoint, layer: int | None, head: int | None) -> 
 def encode_text(
     checkpoint: Checkpoint, text: str, limit: int | None = None, what: str = "attention is"
 ) -> tuple[Batch, tuple[Token, ...]]:
-    """A text as a batch of its own, and its tokens; refused if it has more than `limit` or the maximum length."""
+    """Encode a text as a batch of one, with its tokens; refuse texts beyond `limit` or the maximum length."""
     if (tokenizer := checkpoint.tokenizer) is None:
-        raise NotFoundError(f"{checkpoint.source} has no tokenizer, and reading texts needs one")
+        raise NotFoundError(f"{checkpoint.source} has no tokenizer, which is needed to read texts")
     most = checkpoint.max_length if limit is None else min(limit, checkpoint.max_length)
     encodings = tokenizer.encode_flat([checked_text(text, "text")])
     if (length := int(encodings.lengths[0])) > most:

@@ -1,8 +1,8 @@
-"""Which words decided a classification: leave-one-out attribution.
+"""Leave-one-out attribution: which words a classification depends on.
 
-A text is classified once more without each of its words (without groups of neighbouring words, if it has many). The
-weight of a word is by how much the probability of the label falls without it: positive weights spoke for the label,
-negative ones against it. Words that say the same thing share their weight: each alone can be left out.
+A text is classified again without each of its words (without groups of neighbouring words, if it has many). The weight
+of a word is the decrease of the label's probability without it: positive weights support the label, negative ones
+oppose it. Redundant words have low weights, because any one of them can be left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bertie.pipeline.chunk import READ_COUNTS
 from bertie.pipeline.inputs import check_positive
 from bertie.tasks.results import AttributedPiece, AttributionResult
 
-MAX_PIECES = 24  # that a text is split into
+MAX_PIECES = 24  # maximum number of pieces of a text
 _WORD = re.compile(r"\s*\S+\s*")
 
 Text = str | tuple[str, str]

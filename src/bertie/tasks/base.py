@@ -1,4 +1,4 @@
-"""What all tasks share: a checkpoint, one of its heads, and the pipeline from texts to results."""
+"""The base class of tasks: a checkpoint, one of its heads, and the pipeline from texts to results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class TaskType(ABCMeta):
-    """The type of tasks: names of other libraries' class methods have errors that say what to use."""
+    """The metaclass of tasks: class methods of other libraries raise errors that suggest what to use."""
 
     def __getattr__(cls, name: str) -> Any:
         raise missing_attribute(f"type object {cls.__name__!r}", name)
@@ -45,14 +45,13 @@ class TaskType(ABCMeta):
 class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
     """A checkpoint used for one task.
 
-    `overflow` is for texts beyond the model's maximum length: "window" reads them in overlapping windows (each task
-    says how it combines them), "error" refuses them, "truncate" reads their beginning. `deterministic` gives each
-    window a forward pass of its own. That matters on a GPU, where a result's last bits may depend on the batch; on a
-    CPU they do not.
+    `overflow` applies to texts beyond the model's maximum length: "window" reads them in overlapping windows (each task
+    documents how it combines them), "error" refuses them, "truncate" reads their beginning. `deterministic` runs a
+    separate forward pass for each window: on a GPU, the last bits of a result may otherwise depend on the batch.
     """
 
     kind: ClassVar[HeadName | None] = None  # of the head; None: the task needs none
-    needs: ClassVar[str] = "a head of its own kind"
+    needs: ClassVar[str] = "a head for its task"
     needs_offsets: bool = False  # whether decoding needs character offsets of every text
     checkpoint: Checkpoint
     model: Model
@@ -97,7 +96,7 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
 
     def _set_checkpoint(self, checkpoint: Checkpoint, head: str | None) -> None:
         if checkpoint.tokenizer is None:
-            raise NotFoundError(f"{checkpoint.source} has no tokenizer, and reading texts needs one")
+            raise NotFoundError(f"{checkpoint.source} has no tokenizer, which is needed to read texts")
         self.head = head
         self.checkpoint, self.model, self.tokenizer = checkpoint, checkpoint.model, checkpoint.tokenizer
         self.pipeline = Pipeline(
@@ -111,12 +110,12 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
 
     @classmethod
     def _is_default(cls, info: HeadInfo) -> bool:
-        """Whether a head that fits may be chosen where none is named and several fit."""
+        """Whether a matching head may be chosen by default if several match."""
         return True
 
     @classmethod
     def _find_head(cls, checkpoint: Checkpoint, name: str | None) -> str:
-        """The head of that name, or the only one that fits; of several, the only one that may be a default."""
+        """The head with this name, or the only matching one; of several, the only one that may be a default."""
         fitting = [head for head, info in checkpoint.heads.items() if cls._fits(info)]
         defaults = [head for head in fitting if cls._is_default(checkpoint.heads[head])]
         if name is None and cls.kind in fitting:
@@ -162,7 +161,7 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
         return self
 
     def _facts(self) -> dict[str, object]:
-        """What `repr` shows: a model that is not loaded yet stays so."""
+        """What `repr` shows, without loading the model."""
         info = {} if self.head is None else {"head": self.head, "labels": list(self.info.labels.values())}
         return {"model": self.checkpoint.source, **info, **self.checkpoint.facts()}
 
@@ -184,10 +183,10 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
         deterministic: bool = False,
         **options: Any,
     ) -> Self:
-        """Load a checkpoint, the built-in model if no name is given; `options` are those of `Checkpoint.load`.
+        """Load a checkpoint, by default the built-in model; `options` are passed to `Checkpoint.load`.
 
-        `head` names one of several heads over one encoder; or it is the kind of the only head, where config.json does
-        not say.
+        `head` selects one of several heads by name; or it is the kind of the only head, if config.json does not
+        declare it.
         """
         checkpoint, head = cls._load_checkpoint(name, head, options)
         return cls(checkpoint, overflow=overflow, head=head, deterministic=deterministic)
@@ -227,7 +226,7 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
             )
 
     def run(self, inputs: Iterable[TaskInput[Options]], texts: object = None) -> Iterator[Result]:
-        """Results one by one, in order; see `Pipeline.chunks`."""
+        """Yield results one by one, in order; see `Pipeline.chunks`."""
         return chain.from_iterable(self.pipeline.chunks(inputs, texts))
 
     def collect(
@@ -240,9 +239,9 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
         total: int | None = None,
         unit: str = "texts",
     ) -> Any:
-        """The results of `each` in a list, with a progress bar; of a single text, its result.
+        """Collect the results of `each` in a list, with a progress bar; a single text returns a single result.
 
-        `progress`: whether to show the bar; None: on a terminal or in a notebook.
+        `progress`: whether to show a progress bar; None: on a terminal or in a notebook.
         """
         single = isinstance(items, str)
         if single:
@@ -251,7 +250,7 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
             results = list(each(items))
         return results[0] if single else results
 
-    # --- looking into the encoder ---
+    # --- inspecting the encoder ---
 
     def attention(self, text: str, *, layer: int | None = None, head: int | None = None) -> AttentionResult:
         """The attention weights of one layer (by default the last), of one head or averaged over all.
@@ -278,11 +277,11 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
         return tokenizer.encode_flat([i.item for i in inputs], offsets=self.needs_offsets)
 
     def parameters(self, chunk: Chunk[Options]) -> Sequence[Any] | None:
-        """What `outputs` needs to know of each window besides its hidden states; None: nothing."""
+        """What `outputs` needs for each window besides its hidden states; None: nothing."""
         return None
 
     def output_costs(self, windows: Encodings, parameters: Sequence[Any] | None) -> Sequence[int] | None:
-        """What each window's outputs cost, as a number of tokens that would take as long to read; None: little."""
+        """The cost of each window's outputs, as the number of tokens that take as long to encode; None: negligible."""
         return None
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Multiple choice: which of several texts goes best with a context, as the right ending or the right answer.
+"""Multiple choice: which of several texts fits a context best, such as the right ending or answer.
 
 The model reads the context with each choice, as a pair, and gives each pair one logit; the softmax over the choices
 gives their probabilities. The logits of a long pair's windows are averaged, weighted by the tokens that each owns.
@@ -43,7 +43,7 @@ class _ScoredChoice:
 
 
 class Chooser(Trainable[None, FloatArray, _ScoredChoice]):
-    """Chooses among several texts the one that goes best with a context.
+    """Chooses the text that fits a context best.
 
     >>> chooser = Chooser.load("path/to/a/multiple-choice/model")                                     # doctest: +SKIP
     >>> chooser.choose("He put the kettle on the stove.", ["It began to sing.", "It flew away."])     # doctest: +SKIP
@@ -63,9 +63,9 @@ class Chooser(Trainable[None, FloatArray, _ScoredChoice]):
     def choose(self, contexts: Iterable[Question], *, progress: bool | None = None) -> list[ChoiceResult]: ...
     @explain_arguments
     def choose(self, contexts: Any, choices: Any = None, *, progress: bool | None = None) -> Any:
-        """The most probable choice, and the probabilities of all.
+        """Choose the most probable text, with the probabilities of all choices.
 
-        Pass a context and its choices, for one result; or a list of pairs of a context and its choices. `progress`:
+        Pass a context and its choices, for one result; or a list of (context, choices) pairs. `progress`:
         whether to show a progress bar; None: on a terminal or in a notebook.
         """
         if isinstance(contexts, str):
@@ -77,7 +77,7 @@ class Chooser(Trainable[None, FloatArray, _ScoredChoice]):
         return self.collect(contexts, self.choose_each, "choose", progress, unit="choices")
 
     def choose_each(self, contexts: Iterable[Question]) -> Iterator[ChoiceResult]:
-        """As `choose`, one by one."""
+        """Like `choose`, but yield results one by one."""
         check_list(contexts, "choose", "pairs of a context and its choices")
         return self._choose_each(contexts)
 

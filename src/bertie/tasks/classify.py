@@ -49,12 +49,12 @@ class Classifier(Trainable[WindowPooling | None, FloatArray, ClassificationResul
     >>> classifier.fit(texts, labels, dev=(dev_texts, dev_labels)).predict(texts)   # doctest: +SKIP
     array(['good', 'bad'], dtype='<U4')
 
-    `method` is how: "full" trains all weights, "frozen" a linear head over the encoder as it is, "few-shot" the same
-    after contrastive training on the labelled texts. "auto" compares them on held-out rows where rows are few, unless
-    a hyperparameter of full fine-tuning is given; `history_.method` has the scores.
+    `method` selects what is trained: "full" all weights, "frozen" a linear head over the frozen encoder, "few-shot" the
+    same after contrastive training of the encoder on the labelled texts. "auto" compares them on held-out rows if rows
+    are few, unless a hyperparameter of full fine-tuning is given; `history_.method` has the scores.
 
-    The heads of pretraining for pairs of texts are classifiers too: `head="nsp"` (next-sentence prediction, with the
-    labels is_next and not_next) and `head="sop"` (sentence-order prediction: in_order, swapped).
+    Pretraining heads for pairs of texts are classifiers too: `head="nsp"` (next-sentence prediction, with the labels
+    is_next and not_next) and `head="sop"` (sentence-order prediction: in_order, swapped).
     """
 
     kind = "classify"
@@ -66,12 +66,12 @@ class Classifier(Trainable[WindowPooling | None, FloatArray, ClassificationResul
 
     @classmethod
     def _is_default(cls, info: HeadInfo) -> bool:
-        # An NLI head has to be named, or is used by ZeroShot; so have those of pretraining.
+        # NLI heads, which are for ZeroShot, and pretraining heads have to be named.
         return entailment_label(info) is None and info.kind == "classify"
 
     @property
     def problem(self) -> Literal["regression", "single_label_classification", "multi_label_classification"]:
-        """The problem type of the head, as transformers' `problem_type`."""
+        """The problem type of the head, like `problem_type` in transformers."""
         problem, count = self.info.problem, len(self.info.labels)
         if problem == "regression":
             return "regression"
@@ -105,11 +105,11 @@ class Classifier(Trainable[WindowPooling | None, FloatArray, ClassificationResul
         window_pooling: WindowPooling = "mean",
         progress: bool | None = None,
     ) -> Any:
-        """Classify texts or pairs; a single text has a single result. A tuple of texts is a list of them, not a pair.
+        """Classify texts or pairs; a single text returns a single result. A tuple of texts is a list, not a pair.
 
-        `window_size`: read texts in windows of at most so many tokens, or "sentence" by sentence, though more would
-        fit; pairs have no sentences. `window_pooling` combines the windows: "mean" of their log-probabilities,
-        "confidence", which gives more weight to windows that are sure, or "max", the highest probability of each label.
+        `window_size`: maximum number of tokens per window, even if more would fit, or "sentence" for one window per
+        sentence (of single texts). `window_pooling` combines the windows: "mean" averages their log-probabilities,
+        "confidence" gives more weight to confident windows, "max" takes the highest probability of each label.
         `progress`: whether to show a progress bar; None: on a terminal or in a notebook.
         """
         each = partial(self.classify_each, window_size=window_size, window_pooling=window_pooling)
@@ -122,7 +122,7 @@ class Classifier(Trainable[WindowPooling | None, FloatArray, ClassificationResul
         window_size: WindowSize | None = None,
         window_pooling: WindowPooling = "mean",
     ) -> Iterator[ClassificationResult]:
-        """As `classify`, one by one."""
+        """Like `classify`, but yield results one by one."""
         if window_size != "sentence":
             check_positive(window_size=window_size)
         if window_pooling not in WINDOW_POOLING:
@@ -149,7 +149,7 @@ class Classifier(Trainable[WindowPooling | None, FloatArray, ClassificationResul
     def attribute(
         self, texts: Any, *, label: str | None = None, max_pieces: int = MAX_PIECES, progress: bool | None = None
     ) -> Any:
-        """Which words decided: leave-one-out attribution, by the label's probability with and without each word.
+        """Attribute predictions to words: the decrease of the label's probability without each word (leave-one-out).
 
         Texts with more than `max_pieces` words are split into groups of neighbouring words. `label`: the one to
         explain; by default each text's predicted one.
@@ -159,8 +159,8 @@ class Classifier(Trainable[WindowPooling | None, FloatArray, ClassificationResul
         ('positive', 'wonderful')
         """
 
-        def each(some: Any) -> Iterator[AttributionResult]:
-            for text in check_list(some, "attribute"):
+        def each(items: Any) -> Iterator[AttributionResult]:
+            for text in check_list(items, "attribute"):
                 yield from attribute_each(self.classify, [text], [label], max_pieces)
 
         with no_warning():  # about each variant of a text; the results have the counts
@@ -208,10 +208,9 @@ class Classifier(Trainable[WindowPooling | None, FloatArray, ClassificationResul
     def predict(self, X: Iterable[Text], *, progress: bool | None = None) -> NDArray[Any]: ...
     @explain_arguments
     def predict(self, X: Any, *, progress: bool | None = None) -> Any:
-        """The most probable label of each text; of a multi-label model, a tuple of the labels above its threshold.
+        """Predict the most probable label of each text; if multi-label, a tuple of the labels above the threshold.
 
-        Labels have the type that `fit` was given; a model that was loaded returns strings. A single text has a single
-        prediction.
+        Labels have the type passed to `fit`; a loaded model returns strings. A single text returns a single prediction.
         """
         if isinstance(X, str):
             return self.predict([X], progress=progress)[0]
@@ -224,7 +223,7 @@ class Classifier(Trainable[WindowPooling | None, FloatArray, ClassificationResul
 
     @explain_arguments
     def predict_proba(self, X: Iterable[Text], *, progress: bool | None = None) -> NDArray[np.float32]:
-        """(n, labels) probabilities, in the order of `classes_`; (labels,) of a single text."""
+        """(n, labels) probabilities, in the order of `classes_`; for a single text, (labels,)."""
         if isinstance(X, str):
             table: NDArray[np.float32] = self.predict_proba([X], progress=progress)[0]
             return table
@@ -266,14 +265,14 @@ class Regressor(Trainable[None, FloatArray, RegressionResult]):
     def predict(self, X: Iterable[Text], *, progress: bool | None = None) -> NDArray[np.float32]: ...
     @explain_arguments
     def predict(self, X: Any, *, progress: bool | None = None) -> Any:
-        """(n,) values; of a single text, its value."""
+        """(n,) predicted values; for a single text, a float."""
         results = self.collect(X, self.predict_each, "predict", progress)
         if isinstance(results, RegressionResult):
             return results.value
         return np.array([result.value for result in results], dtype=np.float32)
 
     def predict_each(self, X: Iterable[Text]) -> Iterator[RegressionResult]:
-        """As `predict`, one by one, with how much of each text was read."""
+        """Like `predict`, but yield results one by one, with how much of each text was read."""
         return self.run(text_or_pair_inputs(X, "predict"), X)
 
     def outputs(
@@ -289,7 +288,7 @@ class Regressor(Trainable[None, FloatArray, RegressionResult]):
 
 
 def text_or_pair_inputs(texts: Iterable[Text], caller: str, *, head: str | None = None) -> Iterator[TaskInput[Any]]:
-    """Inputs of texts and pairs; `head`: the name of one that takes pairs only."""
+    """Create inputs from texts and pairs; `head`: the name of a head that takes pairs only."""
     named = ((text, f"text {i}") for i, text in enumerate(check_list(texts, caller)))
     what = "a pair of texts" if head is None else f"a pair of texts, which the head {head!r} takes"
     return (
@@ -305,7 +304,7 @@ def text_or_pair_inputs(texts: Iterable[Text], caller: str, *, head: str | None 
 
 
 def _restore_labels(labels: Sequence[str], original: Mapping[str, Any]) -> NDArray[Any]:
-    """Labels as `fit` got them: numbers for numbers."""
+    """Restore labels to the types that were passed to `fit`."""
     restored = [original.get(label, label) for label in labels]
     try:
         return np.array(restored)

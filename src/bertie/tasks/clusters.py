@@ -1,8 +1,8 @@
-"""Clusters of any number of texts, and how many of them there are.
+"""Cluster any number of texts, and choose the number of clusters.
 
-The embeddings are reduced by principal component analysis and clustered by k-means over unit vectors. Their number is
-the smallest whose mean silhouette is within one standard error of the best one. Both are found on a sample; then every
-text joins the nearest centre.
+The embeddings are reduced by principal component analysis and clustered by k-means over unit vectors. The number of
+clusters is the smallest whose mean silhouette is within one standard error of the best one. Both steps run on a sample;
+then every text is assigned to the nearest centre.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from bertie.tasks.selection import cluster, unit_rows
 from bertie.tasks.text_map import MAX_TEXTS, label_clusters, project, silhouette_widths
 
 COMPONENTS = 30
-SAMPLE, SILHOUETTE_SAMPLE = 10_000, 1_000  # texts that are clustered, and whose silhouette is measured
-COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 20, 24, 28, 34, 40, 48, 56, 68, 80, 100)  # clusters that are tried
-MEMBERS = 8  # texts per cluster, on average, if their number is not given
-EXAMPLES = 3  # texts nearest to the centre
+SAMPLE, SILHOUETTE_SAMPLE = 10_000, 1_000  # maximum number of texts for k-means and for the silhouette
+COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 20, 24, 28, 34, 40, 48, 56, 68, 80, 100)  # numbers of clusters to try
+MEMBERS = 8  # minimum texts per cluster, on average, if the number of clusters is not given
+EXAMPLES = 3  # texts per cluster, nearest to the centre
 BLOCK = 8192
 
 
@@ -56,7 +56,7 @@ def cluster_texts(
 ) -> Clustering:
     """Cluster texts by their embeddings, and name each cluster by the words that distinguish it.
 
-    `embedder`: by default the built-in model. `clusters`: their number; by default it is found, up to 100.
+    `embedder`: by default the built-in model. `clusters`: the number of clusters; by default chosen, up to 100.
 
     >>> texts = ["The cat sleeps.", "A kitten sleeps.", "Shares fell today.", "Stocks fell sharply."]
     >>> cluster_texts(texts, clusters=2).assigned.tolist()
@@ -70,7 +70,7 @@ def cluster_texts(
 def check_clusters(count: int, clusters: int | None) -> None:
     """Refuse too few texts, or too many clusters."""
     if count < 2:
-        raise InputError(f"clustering takes at least 2 texts, and there {'is' if count == 1 else 'are'} {count}")
+        raise InputError(f"clustering needs at least 2 texts, but got {count}")
     if clusters is not None and not 1 <= clusters <= count:
         raise InputError(f"clusters={clusters} must lie between 1 and the number of texts, {count}")
 
@@ -78,7 +78,7 @@ def check_clusters(count: int, clusters: int | None) -> None:
 def cluster_vectors(
     vectors: FloatArray, texts: Iterable[str], *, clusters: int | None = None, seed: int = 0
 ) -> Clustering:
-    """As `cluster_texts`, for texts with their embeddings, which may be memory-mapped; texts are read once."""
+    """Like `cluster_texts`, with given embeddings, which may be memory-mapped; texts are iterated once."""
     check_clusters(len(vectors), clusters)
     draw = np.random.default_rng(seed)
     chosen = np.sort(draw.permutation(len(vectors))[:SAMPLE])

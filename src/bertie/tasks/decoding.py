@@ -39,8 +39,8 @@ def pool_windows(windows: Sequence[Window], logits: Sequence[FloatArray], poolin
     """(labels,) logits of a text of several windows, for softmax; `logits` are those of each window.
 
     "mean": the mean of the log-probabilities, weighted by the tokens that each window owns. "confidence": the same,
-    weighted also by how sure each window is: the square of 1 minus its entropy over that of the uniform distribution.
-    "max": of each label, the highest probability in any window.
+    weighted also by each window's confidence: (1 − entropy / entropy of the uniform distribution) squared.
+    "max": for each label, the highest probability in any window.
     """
     rows = np.stack([log_softmax(row) for row in logits]).astype(np.float64)  # (W, labels)
     if pooling == "max":
@@ -97,5 +97,5 @@ def sigmoid(x: FloatArray) -> FloatArray:
 
 
 def decoding_device(model: Model) -> torch.device:
-    """Where outputs are decoded: with the model, unless another process runs it and it has no weights here."""
+    """The device for decoding outputs: the model's, or the CPU if another process runs the model."""
     return torch.device("cpu") if model.device.type == "meta" else model.device

@@ -1,8 +1,8 @@
-"""Deduplicate texts: equal words, nearly the same words, or the same meaning.
+"""Deduplicate texts: exact, near and semantic duplicates.
 
-A text is a duplicate of the most similar text before it that is no duplicate itself, if it is similar enough. So each
-group has a first text, and every other text of the group was compared with that one: groups do not grow by chains of
-texts that are each a little different from the one before.
+A text is a duplicate of the most similar earlier text that is not a duplicate itself, if it is similar enough. So every
+text of a group is similar to the first text of the group: groups do not grow by chains of texts that each differ a
+little from the one before.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ METHODS, KEEP = ("exact", "near", "semantic"), ("first", "longest")
 MIN_COSINE = 0.95
 SHINGLE = 3  # words; texts are often shorter than the documents of a corpus
 MEMORY = 4 << 30
-BLOCK, TILE = 512, 16384  # texts that are compared at once, and with how many
+BLOCK, TILE = 512, 16384  # rows and columns of a block of similarities
 
 
 @dataclass(frozen=True, slots=True)
 class DuplicateText:
-    """A text that is left out, the text of its group that it was compared with, and how similar they are."""
+    """A text to remove, the text of its group that it was compared with, and their similarity."""
 
     index: int
     of: int
@@ -46,7 +46,7 @@ class DuplicateText:
 
 @dataclass(frozen=True, slots=True)
 class DuplicateGroup:
-    """Texts of which one is kept."""
+    """A group of duplicates, of which one text is kept."""
 
     kept: int
     duplicates: tuple[DuplicateText, ...]
@@ -61,12 +61,12 @@ class Deduplication:
 
     @property
     def removed(self) -> set[int]:
-        """The texts that are left out."""
+        """Indices of the texts to remove."""
         return {duplicate.index for group in self.groups for duplicate in group.duplicates}
 
     @property
     def kept(self) -> list[int]:
-        """The texts that remain, in their order."""
+        """Indices of the texts to keep, in order."""
         removed = self.removed
         return [index for index in range(self.count) if index not in removed]
 
@@ -81,15 +81,15 @@ def deduplicate(
     shingle_words: int = SHINGLE,
     embedder: Embedder | None = None,
 ) -> Deduplication:
-    """Find groups of duplicates, of which one text is kept.
+    """Find groups of duplicates, and which text of each to keep.
 
     Args:
-        method: "exact" (the same words, whatever their case and punctuation), "near" (also nearly the same words:
+        method: "exact" (the same words, ignoring case and punctuation), "near" (also nearly the same words:
             Jaccard similarity of their shingles by MinHash) or "semantic" (also the same meaning: cosine similarity
             of embeddings).
-        keep: the first text of a group, or the longest one.
-        threshold: the lowest similarity of duplicates (default: 0.8 for near, 0.95 for semantic).
-        shingle_words: words of a shingle, 1 to 5.
+        keep: which text of a group to keep: the "first" or the "longest".
+        threshold: the minimum similarity of duplicates (default: 0.8 for near, 0.95 for semantic).
+        shingle_words: words per shingle, 1 to 5.
         embedder: for semantic duplicates; by default the built-in model.
 
     >>> result = deduplicate(["A cat sat.", "Stocks fell.", "a CAT sat"], "exact")
@@ -130,7 +130,7 @@ def word_duplicates(
     shingle_words: int = SHINGLE,
     memory: int = MEMORY,
 ) -> Iterator[Duplicate | None]:
-    """Each text's duplicate among those before it, by its words. Holds hashes of the unique texts, and no text."""
+    """Find each text's duplicate among earlier texts, by its words. Holds hashes of the unique texts only."""
     similarity = MIN_SIMILARITY if threshold is None else threshold
     known = Deduplicator(method, memory, min_similarity=similarity, shingle_words=shingle_words)
     return (known.check(normalize_words(text), number) for number, text in enumerate(texts))
@@ -139,7 +139,7 @@ def word_duplicates(
 def semantic_duplicates(
     texts: Iterable[str], vectors: FloatArray, threshold: float | None = None
 ) -> Iterator[Duplicate | None]:
-    """Each text's duplicate among those before it, by its embedding. Holds the embeddings of the unique texts."""
+    """Find each text's duplicate among earlier texts, by its embedding. Holds the embeddings of unique texts."""
     threshold = MIN_COSINE if threshold is None else threshold
     exact = Deduplicator("exact", 1 << 60)
     removed: dict[int, Duplicate] = {}

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-MAX_ITEMS, MAX_CHARACTERS = 8, 80  # shown of a list and of a text
+MAX_ITEMS, MAX_CHARACTERS = 8, 80  # shown of a list, and of a text
 
 
 def shorten(value: Any) -> str:
-    """The `repr` of a value with rounded numbers, and with the beginnings of long texts and lists.
+    """The `repr` of a value, with rounded numbers and shortened texts and lists.
 
     >>> shorten({"label": "good", "score": 0.98765432, "vector": list(range(100))})
     "{'label': 'good', 'score': 0.9877, 'vector': [0, 1, 2, 3, 4, 5, 6, 7, … 100 in all]}"
@@ -62,8 +62,8 @@ def html_rows(rows: Iterable[Sequence[object]], header: Sequence[str] = (), capt
 class Displayed:
     """A dataclass whose `repr` is short, and which is a table in a notebook.
 
-    How much was read (`tokens_total`, `tokens_read`, `windows`) is shown where a text was read in several windows or
-    not to its end, `tokens_unknown` where there are any.
+    `tokens_total`, `tokens_read` and `windows` are shown if a text was truncated or read in several windows,
+    `tokens_unknown` if there are any.
     """
 
     __slots__ = ()

@@ -1,8 +1,9 @@
-"""Whether two sets of texts differ: a permutation test on their embeddings, and the texts that show it.
+"""Detect drift between two sets of texts: a permutation test on their embeddings, and the most distinctive texts.
 
 The test statistic is the squared maximum mean discrepancy (Gretton et al. 2012) with a Gaussian kernel, whose width is
 the median distance. Its p-value is the share of random divisions of all texts into two sets of these sizes that differ
-as much. The witness function, which is high where new texts are and old ones are not, chooses the texts.
+at least as much. The most distinctive texts are those with the highest and lowest values of the witness function, which
+is high where new texts are frequent and old ones are rare.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from bertie.tasks.embed import Embedder
 from bertie.tasks.neighbours import to_unit
 
 SAMPLE, PERMUTATIONS, TOP_K = 1000, 1000, 5
-_STEP = 250  # permutations at once
+_STEP = 250  # permutations per matrix multiplication
 
 
 @dataclass(frozen=True, slots=True)
 class DriftText:
-    """A text that one set has and the other has few like it; its index, and the value of the witness function."""
+    """A text of one set that is unlike the other set: its index, and the value of the witness function."""
 
     index: int
     text: str
@@ -35,7 +36,7 @@ class DriftText:
 
 @dataclass(frozen=True, slots=True)
 class DriftResult:
-    """How much two sets of texts differ, and by what."""
+    """How much two sets of texts differ, and their most distinctive texts."""
 
     mmd: float  # squared maximum mean discrepancy, biased: above 0 also for equal distributions
     expected: float  # its mean over permutations: what equal distributions give
@@ -59,9 +60,9 @@ def detect_drift(
 
     Args:
         embedder: by default the built-in model.
-        sample: texts of each set that are embedded and compared, drawn at random.
-        permutations: their number; the smallest p-value is 1 / (permutations + 1).
-        top_k: texts of each set that show the difference.
+        sample: maximum number of texts per set to embed and compare, drawn at random.
+        permutations: number of permutations; the smallest p-value is 1 / (permutations + 1).
+        top_k: number of distinctive texts to return per set.
 
     >>> animals = ["The cat sleeps.", "A dog barks.", "The kitten drinks milk.", "My horse is old."]
     >>> money = ["Stocks fell.", "Shares rose sharply.", "The bank lowered its rates.", "Bonds lost value."]
@@ -78,9 +79,9 @@ def detect_drift(
 
 
 def check_drift(old: int, new: int, permutations: int, top_k: int) -> None:
-    """Refuse what is out of range."""
+    """Refuse values that are out of range."""
     if min(old, new) < 2:
-        raise InputError(f"drift needs at least 2 old and 2 new texts, and there are {old} and {new}")
+        raise InputError(f"drift detection needs at least 2 old and 2 new texts, but got {old} and {new}")
     if permutations < 19:
         raise InputError(f"permutations={permutations} must be at least 19: fewer cannot give a p-value of 0.05")
     if top_k < 0:
@@ -88,7 +89,7 @@ def check_drift(old: int, new: int, permutations: int, top_k: int) -> None:
 
 
 def sample_texts(texts: Iterable[str], most: int, draw: np.random.Generator) -> list[tuple[int, str]]:
-    """Draw up to `most` of any number of texts, each equally likely, with their index (reservoir sampling)."""
+    """Draw a uniform sample of up to `most` texts, with their indices (reservoir sampling)."""
     if most < 2:
         raise InputError(f"sample={most} must be at least 2")
     chosen: list[tuple[int, str]] = []
@@ -110,7 +111,7 @@ def compare_vectors(
     top_k: int = TOP_K,
     seed: int = 0,
 ) -> DriftResult:
-    """As `detect_drift`, for embeddings, of which the first `old` are of the old set."""
+    """Like `detect_drift`, for embeddings, of which the first `old` belong to the old set."""
     kernel = _kernel(to_unit(vectors).astype(np.float64))
     new = len(kernel) - old
     weights = np.concatenate([np.full(old, -1 / old), np.full(new, 1 / new)])  # (n,)

@@ -1,9 +1,9 @@
-"""ELMo: contextual word vectors from AllenNLP's options.json and weights.hdf5.
+"""ELMo: contextual word embeddings from AllenNLP's options.json and weights.hdf5.
 
-Sentences are lists of words, or texts, which `bertie.text.characters.split_words` divides into words. Each is read by
-itself: AllenNLP carries the LSTM's state from one batch over to the next, so that its vectors depend on what was read
-before; here they are those of a newly loaded model. There is no maximum length. A word of more than 48 bytes is cut, by
-the model's own definition (50 characters with two markers); the result counts such words in `words_cut`.
+Sentences are lists of words, or texts, which `bertie.text.characters.split_words` splits into words. Sentences are
+independent: AllenNLP carries the LSTM state over from one batch to the next, so its embeddings depend on earlier
+batches; here they equal those of a newly loaded model. There is no maximum length. Words of more than 48 bytes are
+truncated, as the model requires (50 characters with two markers); `words_cut` counts them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from bertie.text.characters import character_ids, is_cut, split_words
 from bertie.text.tokenizer import checked_text
 
 BATCH_WORDS = 2048
-CHUNK_WORDS = 16384  # that are read before the first results are returned
+CHUNK_WORDS = 16384  # words read before the first results are returned
 BEGIN, END = "<S>", "</S>"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ElmoResult(Displayed):
-    """The words of a sentence and their vectors in every layer; the first layer is that of the characters alone.
+    """The words of a sentence and their embeddings in every layer; the first layer is the character CNN.
 
     `offsets` are the start and end of each word in the text, or in the words joined by spaces. `tokens_total` and
-    `tokens_read` count words; `words_cut` of them are longer than the model reads.
+    `tokens_read` count words; `words_cut` of them are truncated.
     """
 
     words: tuple[str, ...]
@@ -52,13 +52,13 @@ class ElmoResult(Displayed):
 
     @property
     def mean(self) -> FloatArray:
-        """(n, D) the mean of the layers, which is where a learned mix starts from."""
+        """(n, D) the mean of the layers, from which a learned scalar mix starts."""
         mean: FloatArray = self.layers.mean(axis=0)
         return mean
 
 
 class Sentence(NamedTuple):
-    """A text, its words, and where they are in it."""
+    """A text, its words and their offsets."""
 
     text: str
     words: tuple[str, ...]
@@ -66,7 +66,7 @@ class Sentence(NamedTuple):
 
 
 class Elmo:
-    """ELMo's word vectors.
+    """Contextual word embeddings of ELMo.
 
     >>> model = Elmo.load("folder with options.json and weights.hdf5")                       # doctest: +SKIP
     >>> model.embed_tokens(["Stick to your guns .".split()])[0].layers.shape                 # doctest: +SKIP
@@ -89,7 +89,7 @@ class Elmo:
         *,
         device: str | torch.device | None = None,
     ) -> Self:
-        """Load a folder with options.json and weights.hdf5 (or names that end so), or the two files.
+        """Load a folder with options.json and weights.hdf5 (or with names ending in these), or the two files.
 
         `device`: by default a GPU, if there is one.
         """
@@ -98,24 +98,24 @@ class Elmo:
 
     @classmethod
     def random(cls, config: ElmoConfig | None = None, *, seed: int = 0) -> Self:
-        """A model with random weights: for tests, and as a baseline of what training has brought."""
+        """A model with random weights, for tests and as an untrained baseline."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = ElmoModel(config or ElmoConfig())
         return cls(model.requires_grad_(False).eval(), "random")
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write options.json and weights.hdf5, which AllenNLP reads, too."""
+        """Write options.json and weights.hdf5, which AllenNLP can read."""
         storage.save_folder(Path(folder), elmo.files_of(self.model), {}, overwrite=overwrite)
 
     @property
     def config(self) -> ElmoConfig:
-        """The shape of the model."""
+        """The configuration of the model."""
         return self.model.cfg
 
     @property
     def dimension(self) -> int:
-        """Of a word's vector in one layer: both directions."""
+        """Dimension of a word embedding in one layer, both directions included."""
         return self.config.dimension
 
     @property
@@ -145,11 +145,11 @@ class Elmo:
     ) -> list[ElmoResult]: ...
     @explain_arguments
     def embed_tokens(self, sentences: Any, *, progress: bool | None = None) -> Any:
-        """The vectors of every word of each sentence, in all layers; a single text has a single result.
+        """Embed every word of each sentence, in all layers; a single text returns a single result.
 
         A sentence is a list of words, or a text, which is split into words and punctuation marks
-        (`bertie.text.characters.split_words`). For another division pass the words: `text.split()` for
-        text that is tokenized already.
+        (`bertie.text.characters.split_words`). For another tokenization, pass the words: `text.split()` for
+        text that is already tokenized.
         `progress`: whether to show a progress bar; None: on a terminal or in a notebook.
         """
         single = isinstance(sentences, str)
@@ -159,7 +159,7 @@ class Elmo:
         return results[0] if single else results
 
     def embed_each(self, sentences: Iterable[str | Sequence[str]]) -> Iterator[ElmoResult]:
-        """As `embed_tokens`, one by one."""
+        """Like `embed_tokens`, but yield results one by one."""
         for chunk in read_sentences(sentences, "embed_tokens"):
             yield from self._embed(chunk)
 
@@ -184,7 +184,7 @@ class Elmo:
 
     @torch.inference_mode()
     def _forward(self, sentences: Sequence[Sequence[str]]) -> Iterator[FloatArray]:
-        """One flat batch, with the boundaries of sentences, which the results leave out."""
+        """Embed one flat batch. Sentence boundary tokens are added, and left out of the results."""
         flat = [word for words in sentences for word in (BEGIN, *words, END)]
         vocabulary = {word: i for i, word in enumerate(dict.fromkeys(flat))}
         ids = torch.from_numpy(character_ids(vocabulary, self.config.max_characters)).to(self.device)

@@ -1,7 +1,7 @@
-"""Token classification over ELMo: a learned mix of its layers, and a tagging layer on top.
+"""Token classification over ELMo: a learned scalar mix of its layers, with a tagging layer on top.
 
-ELMo itself is not trained, as usual with it: its vectors are computed once, and the mix and the tagging layer are
-trained on them.
+ELMo itself is frozen, as is usual: its embeddings are computed once, and the mix and the tagging layer are trained on
+them.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ PARAMETERS = (
 
 @dataclass(frozen=True, slots=True)
 class ElmoHead:
-    """What `fit` has trained: labels, and the layers over ELMo."""
+    """The result of `fit`: labels, and the trained layers over ELMo."""
 
     labels: tuple[str, ...]
     model: LayerMixTagger
 
 
 class ElmoTagger:
-    """Tags words (named entities, parts of speech, …) by a learned mix of ELMo's layers.
+    """Tags words (named entities, parts of speech, …) with a learned scalar mix of ELMo's layers.
 
     >>> tagger = ElmoTagger("folder with options.json and weights.hdf5")                      # doctest: +SKIP
     >>> tagger.fit([["Ada", "lives", "in", "London"]], [["B-PER", "O", "O", "B-LOC"]])        # doctest: +SKIP
@@ -58,15 +58,15 @@ class ElmoTagger:
     [['B-PER', 'O', 'O', 'B-LOC']]
 
     Args:
-        model: an `Elmo`, or the folder of one.
-        lstm_width: of each direction of a bidirectional LSTM over the mix; 0: a linear layer alone.
+        model: an `Elmo`, or its folder.
+        lstm_width: width per direction of a bidirectional LSTM over the mix; 0: only a linear layer.
         layer_norm: normalize each layer of each word before mixing.
-        dropout: of the mix, and of the LSTM's outputs.
-        epochs: passes over the data, with a learning rate that falls linearly to zero.
+        dropout: dropout rate on the mix and on the LSTM's outputs.
+        epochs: passes over the data; the learning rate decays linearly to zero.
         lr: the peak learning rate of AdamW.
         batch_size: sentences per step.
         patience: evaluations on the dev data without improvement after which training stops; None: never.
-        seed: of initial weights, dropout and the order of the sentences.
+        seed: random seed of the initial weights, dropout and the order of sentences.
         device: where ELMo and the tagging layer run; by default a GPU, if there is one.
     """
 
@@ -109,7 +109,7 @@ class ElmoTagger:
                 self.elmo.to(device)
             return self.elmo
         if name == "head_":
-            raise NotFoundError("this ElmoTagger is not trained: call fit(), or ElmoTagger.load() of a trained one")
+            raise NotFoundError("this ElmoTagger is not trained: call fit(), or load one with ElmoTagger.load()")
         known = [attribute for attribute in dir(type(self)) if attribute[0] != "_"]
         raise missing_attribute(f"{type(self).__name__!r} object", name, known)
 
@@ -131,13 +131,13 @@ class ElmoTagger:
 
     @property
     def layer_weights(self) -> FloatArray:
-        """(layers,) the learned weights of ELMo's layers, which sum to 1; the characters' layer is the first."""
+        """(layers,) the learned weights of ELMo's layers, which sum to 1; the first is the character CNN."""
         weights: FloatArray = self.head_.model.mix.weights.detach().softmax(0).cpu().numpy()
         return weights
 
     @property
     def gamma(self) -> float:
-        """The learned factor of the mix."""
+        """The learned scale of the mix."""
         return float(self.head_.model.mix.gamma)
 
     # --- training ---
@@ -154,8 +154,8 @@ class ElmoTagger:
     ) -> Self:
         """Train on lists of words and tags, or on a table or file with the columns tokens and tags.
 
-        `dev`: a table, a file or a pair (X, y): the epoch with the best score on it is kept. Without it, the last.
-        `columns`: column names where they differ from the usual ones, as {"tokens": "words"}.
+        `dev`: a table, a file or a pair (X, y): the epoch with the best score on it is kept, by default the last.
+        `columns`: column names that differ from the usual ones, such as {"tokens": "words"}.
         """
         from bertie.training.finetune.elmo_tagging import fit
 
@@ -164,7 +164,7 @@ class ElmoTagger:
 
     @explain_arguments
     def score(self, X: Any, y: Any = None, *, columns: Mapping[str, str] | None = None) -> float:
-        """The F1 of spans, or the accuracy of plain tags."""
+        """Span F1, or accuracy for plain tags."""
         from bertie.training.finetune.elmo_tagging import score
 
         return score(self, X, y, columns=columns)
@@ -180,7 +180,7 @@ class ElmoTagger:
 
     @explain_arguments
     def predict(self, X: Iterable[Sequence[str]], *, progress: bool | None = None) -> list[list[str]]:
-        """The tag of each word of each list."""
+        """Predict the tag of each word of each list."""
         labels = self.labels
         with show_progress("predict", length(X), progress, "sentences"):
             rows = self._logits(map(_word_list, check_list(X, "predict", "lists of words")), "predict")
@@ -200,10 +200,10 @@ class ElmoTagger:
     ) -> list[TaggingResult]: ...
     @explain_arguments
     def tag(self, texts: Any, *, ignore_labels: Iterable[str] = ("O",), progress: bool | None = None) -> Any:
-        """Find the labelled spans of each text; a single text has a single result.
+        """Find the labelled spans of each text; a single text returns a single result.
 
         Texts are split into words by `bertie.text.characters.split_words`; lists of words are taken as they are, with
-        offsets in the words joined by spaces. `ignore_labels`: labels that mark no span.
+        offsets in the words joined by spaces. `ignore_labels`: labels that are not reported as spans.
         """
         single = isinstance(texts, str)
         items = [texts] if single else texts
@@ -214,7 +214,7 @@ class ElmoTagger:
     def tag_each(
         self, texts: Iterable[str | Sequence[str]], *, ignore_labels: Iterable[str] = ("O",)
     ) -> Iterator[TaggingResult]:
-        """As `tag`, one by one."""
+        """Like `tag`, but yield results one by one."""
         ignored = frozenset(check_list(ignore_labels, "ignore_labels=", "labels"))
         for sentence, logits in self._logits(texts, "tag"):
             count = len(sentence.words)
@@ -248,7 +248,7 @@ class ElmoTagger:
     # --- files ---
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write a folder with ELMo's own files, the trained layers (tagger.safetensors) and tagger.json."""
+        """Write a folder with ELMo's files, the trained layers (tagger.safetensors) and tagger.json."""
         trained = {name: value for name, value in self._parameters.items() if name not in ("model", "device")}
         settings = {"bertie": __version__, "labels": list(self.labels), "hyperparameters": trained}
         files = elmo.files_of(self.elmo.model) | {SETTINGS: storage.to_json(settings)}
@@ -290,7 +290,7 @@ class ElmoTagger:
         return dict(self._parameters)
 
     def set_params(self, **params: Any) -> Self:
-        """Change arguments of the constructor; what was trained is discarded."""
+        """Change arguments of the constructor; trained layers are discarded."""
         arguments = {**self._parameters, **params}
         self.__dict__.clear()
         type(self).__init__(self, **arguments)
@@ -328,7 +328,7 @@ def read_tagger_settings(folder: str | Path) -> tuple[tuple[str, ...], dict[str,
 
 def _word_list(item: Any) -> Any:
     if isinstance(item, str):
-        raise InputError(f"{item!r:.60} is a text, and predict() takes lists of words; for texts there is tag()")
+        raise InputError(f"{item!r:.60} is a text, but predict() takes lists of words; use tag() for texts")
     return item
 
 

@@ -1,8 +1,8 @@
 """Sentence embeddings.
 
-A text in several windows has the mean of their pooled embeddings, weighted by the tokens that each window owns; the
-modules after the pooling (dense layers, normalization) are applied to that mean. Training reads long texts in the same
-way.
+The embedding of a text in several windows is the mean of their pooled embeddings, weighted by the tokens that each
+window owns; the modules after the pooling (dense layers, normalization) are applied to that mean. Training
+reads long texts in the same way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken", "wei
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    prompt_tokens: int  # that pooling may have to skip, with the special token before them
+    prompt_tokens: int  # number to exclude from pooling if required, including the special token before them
     prompt: str = ""
 
 
@@ -73,9 +73,9 @@ class _WindowPooling(NamedTuple):
 class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
     """Embeds texts with the checkpoint's sentence-transformers modules.
 
-    A checkpoint without such modules is mean-pooled, a causal one by its last token, unless `pooling` says otherwise:
-    cls, mean, max, last or weighted-mean. `normalize` scales embeddings to unit length; `dimension` keeps their first
-    components before that, for models trained with Matryoshka losses.
+    Without such modules, embeddings are mean-pooled, or those of the last token if the model is causal, unless
+    `pooling` is given: cls, mean, max, last or weighted-mean. `normalize` scales embeddings to unit length;
+    `dimension` truncates them before that, for models trained with Matryoshka losses.
 
     >>> embedder = Embedder.load("sentence-transformers/all-MiniLM-L6-v2")       # doctest: +SKIP
     >>> embedder.embed(["A cat sat on the mat.", "The feline rested."]).shape    # doctest: +SKIP
@@ -86,9 +86,9 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
     >>> embedder = Embedder("path/to/any/encoder", batch_size=256)                              # doctest: +SKIP
     >>> embedder.fit([("What do cats eat?", "Cats eat meat."), …], dev=pairs).save("my-model")  # doctest: +SKIP
 
-    The loss follows from the data: positive pairs, with or without hard negatives, use in-batch negatives
+    The default loss depends on the data: positive pairs, with or without hard negatives, use in-batch negatives
     (`InfoNCELoss`); pairs with scores `CoSENTLoss`; pairs with classes Sentence-BERT's `SoftmaxLoss`; queries with
-    passages and a teacher's scores a KL divergence. `loss` names another one (infonce, triplet, softmax, cosine,
+    passages and a teacher's scores a KL divergence. `loss` selects another one (infonce, triplet, softmax, cosine,
     cosent, contrastive, margin-mse, kl, with settings as in "triplet:margin=0.2,distance=cosine"), or is an object of
     `bertie.training.embedding.losses`. `matryoshka` lists smaller dimensions to train for as well.
     """
@@ -158,7 +158,7 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         deterministic: bool = False,
         **options: Any,
     ) -> Self:
-        """Load a model, the built-in one if no name is given; `options` are those of `Checkpoint.load`."""
+        """Load a model, by default the built-in one; `options` are passed to `Checkpoint.load`."""
         checkpoint = Checkpoint.load(default_model() if name is None else name, **options)
         return cls(
             checkpoint,
@@ -194,7 +194,7 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         return single
 
     def transform(self, X: Any) -> Any:
-        """(N, dimension) the embeddings of the texts: for scikit-learn's pipelines.
+        """Embed texts into an array (N, dimension), for scikit-learn's pipelines.
 
         A table or array must have one column. The result is an array; after `set_output`, a table.
         """
@@ -202,11 +202,11 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         return as_table(self.embed(single_column(X)), self.get_feature_names_out(), kind, X)
 
     def fit_transform(self, X: Any, y: Any = None) -> Any:
-        """As `transform`: in a pipeline, the embedder stays as it is."""
+        """Same as `transform`: in a pipeline, the embedder is not trained."""
         return self.transform(X)
 
     def set_output(self, *, transform: TransformOutput | None = None) -> Self:
-        """Choose what `transform` returns: "pandas", "polars" or "default", an array; None changes nothing."""
+        """Set the output of `transform`: "pandas", "polars" or "default" (an array); None changes nothing."""
         check_output(transform)
         if transform is not None:
             self._sklearn_output_config = {"transform": transform}  # scikit-learn's name, which `clone` copies
@@ -239,11 +239,11 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         prompt_name: str | None = None,
         progress: bool | None = None,
     ) -> NDArray[np.float32]:
-        """(N, dimension) the embeddings of the texts, in order; of a single text, (dimension,).
+        """Embed texts into an array (N, dimension), in order; a single text into (dimension,).
 
-        `prompt`, such as "query: ", goes before each text; `prompt_name` names one of the checkpoint's prompts instead.
-        Without both it is the checkpoint's default prompt, if it has one. `progress`: whether to show a progress bar;
-        None: on a terminal or in a notebook. `encode` is another name of this method.
+        `prompt`, such as "query: ", is prepended to each text; `prompt_name` selects one of the checkpoint's prompts
+        instead. The default is the checkpoint's default prompt, if any. `progress`: whether to show a progress bar;
+        None: on a terminal or in a notebook. `encode` is an alias.
         """
         if isinstance(texts, str):
             row: NDArray[np.float32] = self.embed([texts], prompt=prompt, prompt_name=prompt_name, progress=progress)[0]
@@ -260,7 +260,7 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
     def embed_each(
         self, texts: Iterable[str], *, prompt: str | None = None, prompt_name: str | None = None
     ) -> Iterator[EmbeddingResult]:
-        """As `embed`, one by one, with how much of each text was read."""
+        """Like `embed`, but yield results one by one, with how much of each text was read."""
         return chain.from_iterable(self.pipeline.chunks(self.inputs(texts, self.options(prompt, prompt_name)), texts))
 
     @overload
@@ -280,9 +280,9 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
     def token_embeddings(
         self, texts: Any, *, prompt: str | None = None, prompt_name: str | None = None, progress: bool | None = None
     ) -> Any:
-        """The tokens of each text with their last hidden states, before pooling; of a single text, one result.
+        """The tokens of each text with their last hidden states, before pooling; a single text returns a single result.
 
-        A token's offsets count from the beginning of the prompt, if there is one.
+        Offsets are relative to the text with its prompt, if any.
         """
         options = self.options(prompt, prompt_name)
         task = TokenEmbedder(self.checkpoint, overflow=self.overflow, deterministic=self.deterministic)
@@ -293,24 +293,24 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         return self.collect(texts, each, "embed", progress)
 
     def inputs(self, texts: Iterable[str], options: _Options) -> Iterator[TaskInput[_Options]]:
-        """Texts with the prompt before them, lower-cased if the checkpoint says so."""
+        """Create inputs: texts with the prepended prompt, lower-cased if the checkpoint requires it."""
         inputs = text_inputs(texts, "embed", options)
         if not options.prompt and not self.modules.lower_case:
             return inputs
         return (i._replace(texts=(self.prepare_text(options.prompt + i.texts[0]),)) for i in inputs)
 
     def options(self, prompt: str | None = None, prompt_name: str | None = None) -> _Options:
-        """The prompt, the one of that name or the default one, with its length in tokens."""
+        """The prompt, as chosen by `prompt_text`, with its length in tokens."""
         text = self.prompt_text(prompt, prompt_name)
         return _Options(self._prompt_tokens(text), text)
 
     def prompt_text(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
-        """The text that goes before each text: `prompt`, or the checkpoint's prompt of a name, or its default one."""
+        """The prompt to prepend: `prompt`, the checkpoint's prompt named `prompt_name`, or its default prompt."""
         modules = self.modules
         return choose_prompt(prompt, prompt_name, prompts=modules.prompts, default=modules.default_prompt)
 
     def prepare_text(self, text: str) -> str:
-        """Lower-case a text if the checkpoint says so."""
+        """Lower-case a text if the checkpoint requires it."""
         return text.lower() if self.modules.lower_case else text
 
     def _prompt_tokens(self, prompt: str) -> int:
@@ -331,10 +331,10 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
     def similarity(self, a: Any, b: Any = None, *, progress: bool | None = None) -> Any:
         """(N, M) similarities of the texts `a` to the texts `b`, or to each other; see `compare`.
 
-        A single text has no axis: (M,) similarities of one text to several, and a float for two texts.
+        A single text adds no axis: (M,) for one text and several, a float for two texts.
         """
         if any(getattr(getattr(texts, "dtype", None), "kind", "") == "f" for texts in (a, b)):
-            raise InputError("similarity takes texts; for embeddings there is compare(a, b)")
+            raise InputError("similarity takes texts; use compare(a, b) for embeddings")
         if isinstance(a, str) and b is None:
             raise InputError("similarity takes two texts, or a list of texts that are compared with each other")
         first = self.embed([a] if isinstance(a, str) else a, progress=progress)
@@ -377,7 +377,7 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         skips = [window.skip for window in each] if any(window.skip for window in each) else None
         partial = [i for i, window in enumerate(each) if window.partial]
         if not each and hidden.device.type == "cpu" and hidden.dtype == torch.float32 and self._is_plain(modules):
-            # The same functions without conversions to and from tensors, which take longer than the sums of one text.
+            # The same computation without converting to and from tensors, which takes longer than pooling one text.
             means: FloatArray = modules.pooling.means(hidden, batch)
             return PendingCopy.per_text(normalize_array(means) if self.normalize or len(modules.layers) else means)
         rows: Tensor = modules.pooling(hidden, batch, skips).float()  # (B, pooled width)
@@ -395,7 +395,7 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         return self.truncate_dim is None and modules.pooling.include_prompt and modules.plain
 
     def _modules_on(self, device: torch.device) -> SentenceModules:
-        """The modules after the encoder, on a device: a copy of their own for replicas of the model."""
+        """The modules after the encoder on a device: a copy for each replica of the model."""
         modules = self.modules
         if self._parameters[0] is not modules:
             self._parameters = (modules, tuple(modules.parameters()))
@@ -436,7 +436,7 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         """Weight tokens by their inverse frequency in `texts` before mean pooling (SIF), without training.
 
         A token that occurs in the fraction p of the texts gets the weight smoothing / (smoothing + p). Use many texts
-        from the domain that will be searched, and re-embed what was embedded before.
+        from the target domain, and re-embed texts that were embedded before.
 
         >>> embedder = Embedder.load("bertie-small").weight_tokens(["The cat sat.", "The dog ran.", "The end."])
         >>> weights = embedder.modules.pooling.token_weights

@@ -50,7 +50,7 @@ class _Options:
 
 
 class _MaskQuery(NamedTuple):
-    """The masks of a window, and what is asked about them."""
+    """The masks of a window, and what to predict for them."""
 
     positions: IntArray
     top_k: int
@@ -98,11 +98,11 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
     ) -> Any:
         """Predict the `top_k` most probable tokens for each mask; only among `candidates`, if given.
 
-        Candidates may be words or phrases of several tokens, as ["New York", "Paris"]. Then all of them are read in
-        the place of the mask and ranked by their pseudo-log-likelihood (`bertie.tasks.mask_candidates`); a score is
-        its exponential, which for a single token is the token's probability.
+        Candidates may be words or phrases of several tokens, such as ["New York", "Paris"]. Then each of them
+        replaces the mask, and they are ranked by their pseudo-log-likelihood (`bertie.tasks.mask_candidates`). A score
+        is its exponential, which for a single token is the token's probability.
 
-        A single text has a single result. `progress`: whether to show a progress bar; None: on a terminal or in a
+        A single text returns a single result. `progress`: whether to show a progress bar; None: on a terminal or in a
         notebook.
         """
         each = partial(self.fill_each, top_k=top_k, candidates=candidates)
@@ -111,7 +111,7 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
     def fill_each(
         self, texts: Iterable[str], *, top_k: int = 5, candidates: Sequence[str] | None = None
     ) -> Iterator[FillMaskResult]:
-        """As `fill`, one by one."""
+        """Like `fill`, but yield results one by one."""
         check_positive(top_k=top_k)
         self._mask_id()
         if candidates is None:
@@ -119,13 +119,13 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
         words = list(dict.fromkeys(check_list(candidates, "candidates=", "words")))
         ids = [self.candidate_tokens(word) for word in words]
         if not ids:
-            raise InputError("candidates=[] leaves nothing to choose from")
+            raise InputError("candidates=[] must not be empty")
         if any(len(tokens) > 1 for tokens in ids):
             return self._rank_phrases(text_inputs(texts, "fill", _Options(top_k)), words)
         return self.run(text_inputs(texts, "fill", _Options(top_k, np.unique(np.concatenate(ids)))), texts)
 
     def candidate_tokens(self, word: str) -> IntArray:
-        """The ids of a candidate's tokens: of a token of the vocabulary, its own."""
+        """The token ids of a candidate; a single id if it is in the vocabulary."""
         token_id = self.tokenizer.id(checked_text(word, "a candidate"))
         if token_id is not None:
             return np.array([token_id], dtype=np.int64)
@@ -180,7 +180,7 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
             window.indices[(window.encoding.ids == self._mask_id()) & window.owned].tolist() for window in text.windows
         ]
         if not any(tokens):
-            where = "text" if self.overflow != "truncate" else "beginning of the text, which is all that was read"
+            where = "text" if self.overflow != "truncate" else "beginning of the text, to which it was truncated"
             content = text.input.texts[0]
             raise InputError(f"{text.input.name}: no {self.tokenizer.mask_token} in the {where}: {content[:60]!r}")
         return sorted(token for part in tokens for token in part)
@@ -302,7 +302,7 @@ class MaskedLM(Task[_Options, _TopTokens, FillMaskResult]):
     def predict_tokens(self, texts: Any, *, top_k: int = 5, progress: bool | None = None) -> Any:
         """Predict every token of texts from all others: each is masked in turn, in the window that owns it.
 
-        A text of n tokens takes n forward passes. A single text has a single result.
+        A text of n tokens takes n forward passes. A single text returns a single result.
 
         >>> result = MaskedLM.load().predict_tokens("Paris is the capital of France.")
         >>> len(result.tokens), result.tokens[3].text, result.tokens[3].rank

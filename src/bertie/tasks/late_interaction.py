@@ -40,7 +40,7 @@ from bertie.text.encoding import Encodings, IntArray
 from bertie.text.prefix_token import PrefixTokenizer, token_ids
 from bertie.text.tokenizer import Tokenizer, checked_text
 
-NUMBERS_PER_TOKEN = 2048  # that take as long to return as a token takes to read, roughly
+NUMBERS_PER_TOKEN = 2048  # numbers that take roughly as long to return as a token takes to encode
 
 
 def maxsim(query: FloatArray, document: FloatArray) -> float:
@@ -61,7 +61,7 @@ class TokenVectorEncoder(Task[None, FloatArray, TokenVectorsResult]):
         super()._set_checkpoint(checkpoint, None)
         if checkpoint.late_interaction is None:
             raise NotFoundError(
-                f"{checkpoint.source} is no late-interaction (ColBERT) model: it has no projection of token embeddings"
+                f"{checkpoint.source} is not a late-interaction (ColBERT) model: it has no token projection"
             )
         self._replicas: dict[torch.device, tuple[LateInteractionModules, LateInteractionModules]] = {}
         self.pipeline = Pipeline(
@@ -76,7 +76,7 @@ class TokenVectorEncoder(Task[None, FloatArray, TokenVectorsResult]):
             _check_expansion(checkpoint, self.settings)
 
     def _query_limit(self) -> int:
-        """Longer queries are read whole, unless the caller wants them refused or truncated as PyLate does."""
+        """The maximum length of queries: the query length only if longer queries are refused or truncated."""
         most, length = self.model.config.max_length, self.settings.query_length
         return most if self.overflow == "window" or length is None else min(most, length)
 
@@ -98,7 +98,7 @@ class TokenVectorEncoder(Task[None, FloatArray, TokenVectorsResult]):
         return self.modules.dimension
 
     def inputs(self, texts: Iterable[str], caller: str = "embed") -> Iterator[TaskInput[None]]:
-        """Texts as the checkpoint expects them."""
+        """Create inputs with the checkpoint's prompt and casing."""
         settings = self.settings
         prompt = settings.query_prompt if self.is_query else settings.document_prompt
         for task_input in text_inputs(texts, caller, None):
@@ -124,7 +124,7 @@ class TokenVectorEncoder(Task[None, FloatArray, TokenVectorsResult]):
     def _expanded(self, model: Model, hidden: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
         """The hidden states of queries and of the mask tokens after them.
 
-        Nothing attends to the mask tokens, unless the checkpoint says so; they attend to the query.
+        No token attends to the mask tokens, unless the checkpoint enables it; they attend to the query.
         """
         longer = expand(batch, self.expansion_id, int(self.settings.query_length or 0))
         if longer.lengths == batch.lengths:
@@ -132,7 +132,7 @@ class TokenVectorEncoder(Task[None, FloatArray, TokenVectorsResult]):
         if self.settings.attend_to_expansion:
             return model.hidden(longer), longer
         longer = longer.with_key_lengths(batch.lengths)
-        # One query at a time: the result of none depends on the others. Those that need no expansion have their states.
+        # One query at a time, so that results do not depend on the batch. Queries without expansion keep their states.
         parts = []
         for b, own in enumerate(torch.split(hidden, list(batch.lengths))):
             query = longer.slice(b, b + 1)
@@ -149,7 +149,7 @@ class TokenVectorEncoder(Task[None, FloatArray, TokenVectorsResult]):
         return id
 
     def _modules_on(self, device: torch.device) -> LateInteractionModules:
-        """The projection on a device: a copy of its own for replicas of the model."""
+        """The projection on a device: a copy for each replica of the model."""
         modules = self.modules
         if all(parameter.device == device for parameter in modules.parameters()):
             return modules
@@ -205,14 +205,14 @@ def _marked(tokenizer: Tokenizer, prefix: str) -> Tokenizer:
 
 
 def _check_expansion(checkpoint: Checkpoint, settings: LateInteractionSettings) -> None:
-    """Refuse encoders with which tokens cannot be left out of attention as PyLate leaves them out."""
+    """Refuse encoders that cannot mask the expansion tokens in attention as PyLate does."""
     config, length = checkpoint.model.config, settings.query_length or 0
     if settings.attend_to_expansion:
         return
     windows = [pattern.window for pattern in config.patterns if isinstance(pattern, Sliding)]
     if not _can_ignore_tokens(checkpoint) or min(windows, default=length) < length - 1:
         raise ConfigError(
-            f"{checkpoint.source} expands queries to {length} tokens that nothing attends to, which this encoder "
+            f"{checkpoint.source} expands queries to {length} tokens with masked attention, which this encoder "
             "(by its convolution, disentangled attention, global tokens or short windows) does not support"
         )
 
@@ -234,13 +234,13 @@ def expand(batch: Batch, id: int, length: int) -> Batch:
 class LateInteraction(TokenVectorEncoder, Trainable[None, FloatArray, TokenVectorsResult]):
     """Scores documents against queries by MaxSim over token embeddings (ColBERT).
 
-    It reads folders of PyLate, of sentence-transformers' MultiVectorEncoder and of Stanford's ColBERT.
+    Loads the formats of PyLate, sentence-transformers' MultiVectorEncoder and Stanford's ColBERT.
 
     >>> model = LateInteraction.load("lightonai/GTE-ModernColBERT-v1")                                 # doctest: +SKIP
     >>> model.rerank("What do cats eat?", ["Bread is baked.", "Cats eat meat."])[0].text               # doctest: +SKIP
     'Cats eat meat.'
 
-    `fit` takes what `Embedder.fit` takes. Where the given model is a plain encoder, a projection to `dimension` is
+    `fit` takes the same data as `Embedder.fit`. If the model is a plain encoder, a projection to `dimension` is
     added, queries are expanded to `query_length` tokens, and documents are read in windows of `document_length`.
 
     >>> model = LateInteraction("path/to/any/encoder", epochs=1)                                       # doctest: +SKIP
@@ -289,7 +289,7 @@ class LateInteraction(TokenVectorEncoder, Trainable[None, FloatArray, TokenVecto
         return params | own | {"loss": self.loss}
 
     def modules_for(self, checkpoint: Checkpoint) -> LateInteractionModules:
-        """The checkpoint's projection with the lengths that were asked for, or a new one."""
+        """The checkpoint's projection with the requested lengths, or a new one."""
         lengths = {"query_length": self.new_query_length, "document_length": self.new_document_length}
         given = {name: value for name, value in lengths.items() if value is not None}
         modules, tokenizer = checkpoint.late_interaction, checkpoint.tokenizer
@@ -328,25 +328,25 @@ class LateInteraction(TokenVectorEncoder, Trainable[None, FloatArray, TokenVecto
 
     @explain_arguments
     def embed_queries(self, texts: str | Iterable[str], *, progress: bool | None = None) -> Any:
-        """(n, dimension) the token embeddings of each query, in a list; of a single query, one array."""
+        """Embed queries into a list of arrays (n, dimension), one row per token; a single query into one array."""
         results = self.queries.collect(texts, self.embed_queries_each, "embed", progress, unit="queries")
         return results.vectors if isinstance(texts, str) else [result.vectors for result in results]
 
     @explain_arguments
     def embed_documents(self, texts: str | Iterable[str], *, progress: bool | None = None) -> Any:
-        """(n, dimension) the token embeddings of each document, in a list; of a single document, one array."""
+        """Embed documents into a list of arrays (n, dimension), one row per token; a single document into one array."""
         results = self.collect(texts, self.embed_documents_each, "embed", progress, unit="documents")
         return results.vectors if isinstance(texts, str) else [result.vectors for result in results]
 
     encode_query, encode_document = embed_queries, embed_documents
 
     def embed_queries_each(self, texts: Iterable[str]) -> Iterator[TokenVectorsResult]:
-        """As `embed_queries`, one by one, with the tokens and how much of each query was read."""
+        """Like `embed_queries`, but yield results one by one, with tokens and how much of each was read."""
         encoder = self.queries
         return encoder.run(encoder.inputs(texts, "embed_queries"), texts)
 
     def embed_documents_each(self, texts: Iterable[str]) -> Iterator[TokenVectorsResult]:
-        """As `embed_documents`, one by one, with the tokens and how much of each document was read."""
+        """Like `embed_documents`, but yield results one by one, with tokens and how much of each was read."""
         return self.run(self.inputs(texts, "embed_documents"), texts)
 
     # --- scores ---
@@ -363,7 +363,7 @@ class LateInteraction(TokenVectorEncoder, Trainable[None, FloatArray, TokenVecto
     def rerank(self, query: str, documents: Any, *, top_k: int | None = None, progress: bool | None = None) -> Any:
         """Rank documents by relevance to the query, best first; the first `top_k` if given.
 
-        A single document has a single result. `rank` is another name of this method.
+        A single document returns a single result. `rank` is an alias.
         """
         check_positive(top_k=top_k)
         if isinstance(documents, str):
@@ -387,7 +387,7 @@ class LateInteraction(TokenVectorEncoder, Trainable[None, FloatArray, TokenVecto
     def predict(self, X: Iterable[tuple[str, str]], *, progress: bool | None = None) -> NDArray[np.float32]: ...
     @explain_arguments
     def predict(self, X: Any, *, progress: bool | None = None) -> Any:
-        """(n,) scores of pairs of query and document; of a single pair, its score."""
+        """(n,) scores of (query, document) pairs; for a single pair, a float."""
         if isinstance(X, tuple) and len(X) == 2 and all(isinstance(text, str) for text in X):
             return float(self.predict([X], progress=progress)[0])
         pairs = list(check_list(X, "predict", "pairs"))
@@ -395,7 +395,7 @@ class LateInteraction(TokenVectorEncoder, Trainable[None, FloatArray, TokenVecto
         return np.array([result.score for result in results], dtype=np.float32)
 
     def predict_each(self, X: Iterable[tuple[str, str]]) -> Iterator[RelevanceResult]:
-        """As `predict`, one by one, with how much of each document was read. Each query is embedded once."""
+        """Like `predict`, but yield results one by one, with how much was read. Each query is embedded once."""
         listed = enumerate(check_list(X, "predict", "pairs"))
         pairs = [check_pair(texts, f"pair {i}", "a query and a document") for i, texts in listed]
         queries = list(dict.fromkeys(query for query, _ in pairs))
@@ -409,7 +409,7 @@ class LateInteraction(TokenVectorEncoder, Trainable[None, FloatArray, TokenVecto
     def similarity(
         self, queries: str | Iterable[str], documents: str | Iterable[str], *, progress: bool | None = None
     ) -> Any:
-        """(N, M) the MaxSim of each query and each document; a single text has no axis."""
+        """(N, M) the MaxSim score of each query and each document; a single text adds no axis."""
         firsts = self.embed_queries([queries] if isinstance(queries, str) else queries, progress=progress)
         seconds = self.embed_documents([documents] if isinstance(documents, str) else documents, progress=progress)
         rows = np.array([[maxsim(a, b) for b in seconds] for a in firsts], np.float32).reshape(-1, len(seconds))
@@ -424,7 +424,7 @@ def read_counts(result: TokenVectorsResult) -> tuple[int, int, int, int]:
 
 
 def _can_ignore_tokens(checkpoint: Checkpoint) -> bool:
-    """Whether the encoder supports tokens that nothing attends to."""
+    """Whether the encoder supports tokens that are masked in attention."""
     config = checkpoint.model.config
     relative = any(isinstance(scheme, Disentangled) for scheme in config.positions)
     return config.conv is None and not config.global_tokens and not relative

@@ -1,4 +1,4 @@
-"""From a checkpoint to the task it was trained for."""
+"""Load a checkpoint as the task it was trained for."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def load(
 ) -> Task[Any, Any, Any]:
     """Load a model as the task it was trained for: a reranker, an embedder, or the task of its head.
 
-    The built-in model if no name is given. A bare encoder or a sentence model becomes an `Embedder`, a SPLADE model a
-    `SparseEmbedder`, a ColBERT model a `LateInteraction`; `head` names one of several heads over one encoder instead.
-    `options` are those of `Checkpoint.load`.
+    Without a name, the built-in model is loaded. A bare encoder or a sentence-embedding model becomes an `Embedder`, a
+    SPLADE model a `SparseEmbedder`, a ColBERT model a `LateInteraction`. `head` selects one of several heads instead.
+    `options` are passed to `Checkpoint.load`.
 
     >>> load(head="ner").tag(["Ada Lovelace was born in London."])[0].spans[0].text              # doctest: +SKIP
     'Ada Lovelace'
@@ -94,14 +94,14 @@ def load(
 def load_checkpoint(
     checkpoint: Checkpoint, head: str | None = None, *, overflow: Overflow = "window"
 ) -> Task[Any, Any, Any]:
-    """As `load`, for a checkpoint that is loaded already."""
+    """Like `load`, for a checkpoint that is already loaded."""
     if head is not None:
         return _task_of_head(checkpoint, head, overflow)
     return _main_task(checkpoint, overflow)
 
 
 def _main_task(checkpoint: Checkpoint, overflow: Overflow, kind: str | None = None) -> Task[Any, Any, Any]:
-    """The task that a checkpoint was trained for, preferably by its head of a kind; without one, maybe embedding."""
+    """The task that a checkpoint was trained for, preferably of its head of this kind; without heads, embedding."""
     if checkpoint.cross_encoder is not None and len(checkpoint.labels) == 1:
         return Reranker(checkpoint, overflow=overflow)
     if checkpoint.splade is not None and kind is None:
@@ -130,7 +130,7 @@ def _main_task(checkpoint: Checkpoint, overflow: Overflow, kind: str | None = No
     if set(checkpoint.model.heads) <= {"pooler"}:
         return Embedder(checkpoint, overflow=overflow)
     raise NotFoundError(
-        f"no task is made for the heads of {checkpoint.source} ({', '.join(checkpoint.model.heads)}); load it with "
+        f"there is no task for the heads of {checkpoint.source} ({', '.join(checkpoint.model.heads)}); load it with "
         "bertie.Checkpoint.load"
     )
 
@@ -147,4 +147,4 @@ def _task_of_head(checkpoint: Checkpoint, head: str, overflow: Overflow) -> Task
     for row in registry.TASKS.values():
         if row.head_kind == info.kind and row.training is None:
             return row.task_class(checkpoint, overflow=overflow, head=head)
-    raise NotFoundError(f"no task is made for the head {head!r} of kind {info.kind!r}")
+    raise NotFoundError(f"there is no task for the head {head!r} of kind {info.kind!r}")

@@ -1,6 +1,6 @@
 """Candidates of any number of tokens for a mask, ranked by their pseudo-log-likelihood.
 
-A candidate takes the place of the mask in the text, and its tokens t1 … tk are predicted from left to right: each from
+A candidate replaces the mask in the text, and its tokens t1 … tk are predicted from left to right: each from
 the text and the candidate's tokens before it, while itself and the candidate's tokens after it are masked. The score is
 the sum of their log-probabilities,
 
@@ -8,8 +8,8 @@ the sum of their log-probabilities,
 
 which is PLL-word-l2r of Kauf and Ivanova (2023, "A better way to do masked language model scoring") with the whole
 candidate as one word. Masking only one token at a time, as Salazar et al. (2020) do for whole texts, would overrate
-words of several tokens, whose other tokens give them away. The scores of a candidate of one token are its
-log-probability, and those of all candidates of k tokens sum, as probabilities, to 1.
+words of several tokens, whose other tokens give them away. The score of a single-token candidate is its
+log-probability, and the probabilities of all candidates of k tokens sum to 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bertie.pipeline.inputs import TaskInput
 from bertie.text.encoding import Encodings, IntArray
 from bertie.text.windows import Window
 
-MASKED_COPIES = 1 << 18  # tokens of masked copies that are made at a time
+MASKED_COPIES = 1 << 18  # tokens of masked copies per batch
 # Read inputs as windows; and the log-probability (N,) of `targets` (N,) at `positions` (N,) of N masked windows.
 Read = Callable[[Sequence[TaskInput[None]]], list[WindowedText[None]]]
 Score = Callable[[Encodings, IntArray, IntArray], Sequence[float]]
@@ -40,7 +40,7 @@ class PlacedCandidate(NamedTuple):
 
 
 def place(text: str, start: int, end: int, candidates: Sequence[str], name: str, read: Read) -> list[PlacedCandidate]:
-    """Put each candidate in the place of the mask, `text[start:end]`, and find its tokens."""
+    """Replace the mask, `text[start:end]`, by each candidate, and find its tokens."""
     inputs = [TaskInput(name, (text[:start] + candidate + text[end:],), None) for candidate in candidates]
     return [
         _find(variant, start, start + len(candidate), candidate)
@@ -57,7 +57,7 @@ def _find(variant: WindowedText[None], start: int, end: int, candidate: str) -> 
         raise InputError(f"candidate {candidate!r} has no tokens")
     holding = [window for window in variant.windows if np.isin(tokens, window.indices).all()]
     if not holding:
-        raise InputError(f"candidate {candidate!r:.80} has {len(tokens)} tokens, more than the model reads at once")
+        raise InputError(f"candidate {candidate!r:.80} has {len(tokens)} tokens, more than the maximum length allows")
     middle = tokens[len(tokens) // 2]
     window = next((w for w in holding if w.owned[np.searchsorted(w.indices, middle)]), holding[0])
     return PlacedCandidate(whole.ids[tokens], window, np.searchsorted(window.indices, tokens))

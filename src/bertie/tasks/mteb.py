@@ -1,4 +1,4 @@
-"""Adapters of embedders and rerankers for the benchmark package `mteb`.
+"""Adapters that run embedders and rerankers in the benchmark package `mteb`.
 
     import mteb
     from bertie.tasks.mteb import MTEBEmbedder
@@ -92,7 +92,7 @@ class MTEBEmbedder(_Adapter):
         return self.model.compare(_as_matrix(embeddings1), _as_matrix(embeddings2))
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> NDArray[np.float32]:
-        """(n, D), (n, D) -> (n,) similarity of each row of the one to the same row of the other."""
+        """(n, D), (n, D) -> (n,) similarities of rows with the same index."""
         return compare_pairwise(self.model, _as_matrix(embeddings1), _as_matrix(embeddings2))
 
 
@@ -119,7 +119,7 @@ class MTEBReranker(_Adapter):
 def _load(task: Any, model: Any, revision: str | None, device: str | None, options: Mapping[str, Any]) -> Any:
     if isinstance(model, task):
         if revision is not None or device is not None or options:
-            raise InputError("revision, device and options apply to a model given by name; this one is loaded already")
+            raise InputError("revision, device and options apply to a model given by name; this one is already loaded")
         return model
     return task.load(model, revision=revision, device=device, **options)
 

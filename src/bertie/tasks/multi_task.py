@@ -64,9 +64,9 @@ class MultiTask:
 
     @classmethod
     def load(cls, name: str | Path | None = None, *, overflow: Overflow = "window", **options: Any) -> Self:
-        """Load a model with all its trainable heads, the built-in one if no name is given.
+        """Load a model with all its trainable heads, by default the built-in one.
 
-        `options` are those of `Checkpoint.load`.
+        `options` are passed to `Checkpoint.load`.
         """
         checkpoint = Checkpoint.load(default_model() if name is None else name, **options)
         rows = {head: registry.row_for_head(info) for head, info in checkpoint.heads.items()}
@@ -128,12 +128,12 @@ class MultiTask:
     def read(self, texts: Iterable[str], *, progress: bool | None = None) -> list[dict[str, Any]]: ...
     @explain_arguments
     def read(self, texts: Any, *, progress: bool | None = None) -> Any:
-        """The results of every head for single texts, from one forward pass of the encoder per batch."""
+        """Run every head on single texts, with one forward pass of the encoder per batch; returns results by head."""
         shared = self._shared_pass()
         return shared.collect(texts, lambda texts: shared.run(shared.inputs(texts), texts), "read", progress)
 
     def read_each(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """As `read`, one by one."""
+        """Like `read`, but yield results one by one."""
         shared = self._shared_pass()
         return shared.run(shared.inputs(texts), texts)
 
@@ -162,7 +162,7 @@ class MultiTask:
     ) -> Self:
         """Train all heads, alternating between them step by step, in proportion to their data.
 
-        `data` and `dev`: by head, a table, a file, or a pair (X, y). The rest is as in `Trainable.fit`.
+        `data` and `dev`: for each head, a table, a file or a pair (X, y). All others are as in `Trainable.fit`.
         """
         from bertie.training.finetune.multi_task import fit
 

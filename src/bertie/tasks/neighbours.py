@@ -1,4 +1,4 @@
-"""Nearest neighbours among many embeddings: exactly by blocks of matrix products, or by an inverted index of FAISS."""
+"""Nearest neighbours among many embeddings: exact, by blockwise GEMM, or approximate, by an inverted index of FAISS."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from bertie.pipeline.outputs import FloatArray
 
 SearchMethod = Literal["auto", "exact", "approximate"]
 METHODS = ("auto", "exact", "approximate")
-MAX_EXACT = 100_000  # texts that are compared exactly, unless asked otherwise
-ROWS, TILE = 1024, 16384  # compared at once, with how many
-PROBES = 64  # lists of the inverted index that are searched
-TRAINING = 50  # texts per list that train the index
+MAX_EXACT = 100_000  # maximum number of texts for exact search by default
+ROWS, TILE = 1024, 16384  # rows and columns of a block of similarities
+PROBES = 64  # inverted lists to search (nprobe)
+TRAINING = 50  # training texts per inverted list
 
 
 class Neighbours(NamedTuple):
-    """Pairs of rows; a row has no more than k neighbours here, and may be the neighbour of more."""
+    """Pairs of rows: each row has at most k neighbours, but may be the neighbour of more rows."""
 
     rows: NDArray[np.int64]
     others: NDArray[np.int64]
@@ -29,14 +29,14 @@ class Neighbours(NamedTuple):
 
 
 def to_unit(vectors: FloatArray) -> FloatArray:
-    """The vectors at unit length, as float32."""
+    """Scale vectors to unit length, as float32."""
     vectors = np.asarray(vectors, np.float32)
     unit: FloatArray = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return unit
 
 
 class UnitRows:
-    """The rows of a memory-mapped array, brought to unit length as they are read."""
+    """The rows of a memory-mapped array, scaled to unit length as they are read."""
 
     def __init__(self, vectors: FloatArray) -> None:
         self._vectors = vectors
@@ -50,7 +50,7 @@ class UnitRows:
 
 
 def unit_rows(vectors: FloatArray) -> Any:
-    """The vectors at unit length; those of a file are read by blocks, and never all in memory."""
+    """Scale vectors to unit length; a memory-mapped array is read in blocks and never held in memory."""
     return UnitRows(vectors) if isinstance(vectors, np.memmap) else to_unit(vectors)
 
 
@@ -63,8 +63,8 @@ def nearest(
 ) -> Iterator[tuple[NDArray[np.int64], FloatArray]]:
     """The k nearest rows of `unit` for each query, (b, k) indices and (b, k) cosine similarities, by blocks of queries.
 
-    Without `queries`, those of each row, which is not its own neighbour. Where an approximate search finds fewer, the
-    similarity is −inf. `unit` and `queries` are arrays, or `UnitRows`.
+    Without `queries`, the other rows nearest to each row. If an approximate search finds fewer than k, similarities
+    are padded with −inf. `unit` and `queries` are arrays, or `UnitRows`.
     """
     approximate = method == "approximate" or (method == "auto" and len(unit) > MAX_EXACT)
     index = _inverted_index(unit) if approximate else None
@@ -90,7 +90,7 @@ def _nearest_exact(
     for left in range(0, len(unit), TILE):
         tile = block @ unit[left : left + TILE].T
         inside = np.flatnonzero((own >= left) & (own < left + tile.shape[1]))
-        tile[inside, own[inside] - left] = -np.inf  # a text is no neighbour of itself
+        tile[inside, own[inside] - left] = -np.inf  # a text is not its own neighbour
         size = min(k, tile.shape[1])
         top = np.argpartition(-tile, size - 1, axis=1)[:, :size]
         best = np.concatenate([best, top + left], axis=1)
@@ -122,13 +122,13 @@ def neighbours(
 
 
 def exact_neighbours(unit: Any, start: int, k: int, threshold: float) -> Neighbours:
-    """Those of one block of rows."""
+    """The neighbours of one block of rows."""
     block = unit[start : start + ROWS]
     parts = []
     for left in range(0, len(unit), TILE):
         scores = block @ unit[left : left + TILE].T
         own = np.arange(max(start, left), min(start + len(block), left + scores.shape[1]))
-        scores[own - start, own - left] = -np.inf  # a text is no neighbour of itself
+        scores[own - start, own - left] = -np.inf  # a text is not its own neighbour
         enough = scores >= threshold
         if np.count_nonzero(enough) > 4 * k * len(block) and k < scores.shape[1]:
             top = np.argpartition(-scores, k - 1, axis=1)[:, :k]

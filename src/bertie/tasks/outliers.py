@@ -1,4 +1,4 @@
-"""Texts unlike the rest: by the distance of their embeddings to the nearest others.
+"""Outlier detection: texts whose embeddings are far from their nearest neighbours.
 
 The score of a text is its mean cosine distance (1 − similarity) to its k nearest neighbours (Ramaswamy et al. 2000).
 Its p-value is the share of ordinary texts that are expected to have a score as high:
@@ -8,7 +8,7 @@ Its p-value is the share of ordinary texts that are expected to have a score as 
 - without one, the tail of a normal distribution fitted to the quartiles of the scores' square roots, which outliers,
   being few, hardly move.
 
-Texts with a p-value of at most the rate of false alarms are outliers.
+Texts with a p-value of at most the false-alarm rate are outliers.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from bertie.tasks.embed import Embedder
 from bertie.tasks.neighbours import METHODS, SearchMethod, nearest, unit_rows
 
 NEIGHBOURS, FALSE_ALARMS = 10, 0.01
-FEWEST = 20  # texts whose quartiles say something
+FEWEST = 20  # minimum number of texts for the quartiles
 
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class OutlierText:
-    """A text unlike the rest, by its index, and the text that is most like it."""
+    """An outlier, and the text that is most similar to it."""
 
     index: int
     score: float  # mean cosine distance to its nearest neighbours
     p_value: float
     nearest: int  # index of the nearest text, among the reference if there is one
-    similarity: float  # cosine similarity with it
+    similarity: float  # cosine similarity with the nearest text
     text: str = ""
     nearest_text: str = ""
 
@@ -55,10 +55,10 @@ class Outliers:
     scores: FloatArray  # (n,)
     p_values: FloatArray  # (n,)
     nearest: NDArray[np.int64]  # (n,) the index of the most similar text
-    similarity: FloatArray  # (n,) with it
-    threshold: float  # the score from which on a text is an outlier
-    false_alarms: Score  # the rate of ordinary texts that are taken for outliers; an interval with a reference only
-    share: Score  # of outliers among the texts, with its 95% interval; false alarms are among them
+    similarity: FloatArray  # (n,) with the most similar text
+    threshold: float  # the score above which a text is an outlier
+    false_alarms: Score  # expected rate of ordinary texts flagged as outliers; with an interval if there is a reference
+    share: Score  # of outliers among the texts, false alarms included, with its 95% interval
 
 
 @explain_arguments
@@ -71,13 +71,13 @@ def find_outliers(
     method: SearchMethod = "auto",
     embedder: Embedder | None = None,
 ) -> Outliers:
-    """Find the texts that are unlike the others, or unlike those of a reference.
+    """Find texts that are unlike the others, or unlike a reference set.
 
     Args:
         reference: texts known to be ordinary; without it, texts are compared with each other.
-        neighbours: nearest texts whose mean distance is the score. A group of so many similar texts is no outlier.
-        false_alarms: the rate of ordinary texts that are taken for outliers.
-        method: "exact" compares all pairs; "approximate" searches an index of FAISS; "auto" is exact for up to
+        neighbours: the score is the mean distance to this many nearest texts; larger groups are not outliers.
+        false_alarms: the expected rate of ordinary texts that are flagged as outliers.
+        method: "exact" compares all pairs; "approximate" searches a FAISS index; "auto" is exact for up to
             100,000 texts.
         embedder: by default the built-in model.
 
@@ -105,7 +105,7 @@ def with_texts(result: Outliers, text: Callable[[int], str], compared: Callable[
 
 
 def check_options(neighbours: int, false_alarms: float, method: str) -> None:
-    """Refuse what is out of range."""
+    """Refuse values that are out of range."""
     check_positive(neighbours=neighbours)
     if not 0 < false_alarms < 1:
         raise InputError(f"false_alarms={false_alarms} must be a rate between 0 and 1")
@@ -122,14 +122,14 @@ def outliers_of(
     method: SearchMethod = "auto",
     progress: Progress = lambda rows: None,
 ) -> Outliers:
-    """As `find_outliers`, for embeddings, which may be memory-mapped; without the texts."""
-    compared, name = (vectors, "texts") if reference is None else (reference, "the reference")
+    """Like `find_outliers`, for embeddings, which may be memory-mapped; the result has no texts."""
+    compared, what = (vectors, "texts") if reference is None else (reference, "reference texts")
     if len(compared) < max(FEWEST, neighbours + 1):
         least = max(FEWEST, neighbours + 1)
-        raise InputError(f"{name} has {len(compared):,} texts; outliers of {neighbours} neighbours need {least}")
+        raise InputError(f"neighbours={neighbours} needs at least {least} {what}, but got {len(compared):,}")
     if reference is not None and len(reference) < 1 / false_alarms - 1:
         raise InputError(
-            f"the reference has {len(reference):,} texts, too few for false_alarms={false_alarms:g}: give "
+            f"the reference has {len(reference):,} texts, too few for false_alarms={false_alarms:g}: pass "
             f"{int(np.ceil(1 / false_alarms - 1)):,} or more, or a higher rate"
         )
     unit = unit_rows(compared)

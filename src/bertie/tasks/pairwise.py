@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from bertie.tasks.embed import Embedder
 
-_BLOCK = 64  # rows compared at once
+_BLOCK = 64  # rows per matrix multiplication
 
 
 def similarity_pairwise(embedder: Embedder, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float32]:

@@ -19,7 +19,7 @@ THRESHOLD, TOP_K = 0.8, 10
 
 @dataclass(frozen=True, slots=True)
 class ParaphrasePair:
-    """Two similar texts, by their index, and the cosine similarity of their embeddings."""
+    """The indices of two similar texts, and the cosine similarity of their embeddings."""
 
     a: int
     b: int
@@ -38,9 +38,9 @@ def paraphrase_pairs(
     """Find pairs of similar texts, the most similar first.
 
     Args:
-        threshold: the lowest cosine similarity.
-        top_k: neighbours of each text that are considered.
-        method: "exact" compares all pairs; "approximate" searches an index of FAISS, which misses some; "auto" is
+        threshold: the minimum cosine similarity.
+        top_k: number of nearest neighbours of each text to consider.
+        method: "exact" compares all pairs; "approximate" searches a FAISS index, which may miss pairs; "auto" is
             exact for up to 100,000 texts.
         embedder: by default the built-in model.
 
@@ -54,7 +54,7 @@ def paraphrase_pairs(
 
 
 def check_options(threshold: float, top_k: int, method: str) -> None:
-    """Refuse what is out of range."""
+    """Refuse values that are out of range."""
     if not -1 <= threshold <= 1:
         raise InputError(f"threshold={threshold} must lie between -1 and 1")
     if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
@@ -71,7 +71,7 @@ def mine_pairs(
     method: SearchMethod = "auto",
     progress: Callable[[int], None] = lambda rows: None,
 ) -> list[ParaphrasePair]:
-    """As `paraphrase_pairs`, for embeddings."""
+    """Like `paraphrase_pairs`, for embeddings."""
     unit = unit_rows(vectors)
     parts = []
     for block in neighbours(unit, top_k, threshold, method, progress):

@@ -1,4 +1,4 @@
-"""Prompts: a text that goes before each text to embed, such as "query: ", as in sentence-transformers."""
+"""Prompts, which are prepended to each text to embed, such as "query: ", as in sentence-transformers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from bertie.errors import BertieWarning, InputError
 from bertie.text.windows import Window
 
-# The names of the prompts of queries and of documents, in sentence-transformers' order of lookup.
+# Names of query and document prompts, in sentence-transformers' order of lookup.
 QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 
 
 def choose_prompt(
     prompt: str | None, prompt_name: str | None, *, prompts: Mapping[str, str], default: str | None = None
 ) -> str:
-    """The text of a prompt: `prompt` itself, or the one in `prompts` of that name, or the default one; or empty.
+    """The text of a prompt: `prompt`, or the one in `prompts` named `prompt_name` or `default`; else empty.
 
     >>> choose_prompt("search: ", None, prompts={})
     'search: '
@@ -26,10 +26,10 @@ def choose_prompt(
         if prompt_name is not None:
             raise InputError(f"prompt={prompt!r:.60} is a text and prompt_name={prompt_name!r:.60} a name; pass one")
         if not isinstance(prompt, str):
-            raise InputError(f"prompt={prompt!r:.60} must be a text that goes before each text, such as 'query: '")
+            raise InputError(f"prompt={prompt!r:.60} must be a text to prepend to each text, such as 'query: '")
         if prompt in prompts:
             warnings.warn(
-                f"prompt={prompt!r} goes before each text as it is; the checkpoint's prompt of that name is "
+                f"prompt={prompt!r} is prepended literally to each text; for the checkpoint's prompt of that name, use "
                 f"prompt_name={prompt!r}",
                 BertieWarning,
                 stacklevel=2,

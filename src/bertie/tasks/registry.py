@@ -1,6 +1,6 @@
-"""The table of tasks: one row per task, looked up by the command line, the server, `load`, `MultiTask` and the reports.
+"""The table of tasks: one row per task, used by the command line, the server, `load`, `MultiTask` and the reports.
 
-Classes are named by dotted path and imported on use, so reading the table costs no torch.
+Classes are given by dotted path and imported on use, so that reading the table does not import torch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class TaskRow:
     name: str  # in recipes, reports and metrics
     path: str  # of its class, as "module:name"
     head_kind: HeadName | None  # None: the task needs no head
-    data_kind: str | None = None  # how labelled data is read (`bertie.training.finetune.data`); None: not trained
+    data_kind: str | None = None  # format of labelled data (`bertie.training.finetune.data`); None: not trainable
     metric: str | None = None  # the main metric, which is maximized: it selects the best epoch
     endpoint: str | None = None  # of the server
     verb: str | None = None  # of the command line
     training: str | None = None  # path of the `TaskTraining` that trains and evaluates it
-    single_text: bool = False  # whether it reads one text at a time, and so can share a pass with other heads
-    own_folder: bool = False  # whether its head has a folder layout of its own, and cannot be one of several
+    single_text: bool = False  # whether it reads single texts, and so can share a forward pass with other heads
+    own_folder: bool = False  # whether its head has a special folder layout, and cannot be one of several
 
     @property
     def task_class(self) -> type[Task[Any, Any, Any]]:
@@ -56,7 +56,7 @@ TASKS: dict[str, TaskRow] = {}
 def register(row: TaskRow) -> None:
     """Add a task."""
     if row.name in TASKS:
-        raise ConfigError(f"name={row.name!r}: there is a task of that name already")
+        raise ConfigError(f"name={row.name!r}: a task with this name exists already")
     TASKS[row.name] = row
 
 
@@ -134,7 +134,7 @@ for _row in (
     TaskRow(
         name="sparse",
         path="bertie.tasks.sparse:SparseEmbedder",
-        head_kind=None,  # it shares that of masked-language modelling
+        head_kind=None,  # it uses the masked-language-modelling head
         data_kind="embed",
         metric="spearman",
         endpoint="/embed_sparse",

@@ -1,8 +1,8 @@
-"""Replaced-token detection: which words of a text look wrong to the discriminator of ELECTRA or DeBERTa-v3.
+"""Replaced-token detection with the discriminator of ELECTRA or DeBERTa-v3.
 
-Such a model was trained to tell the tokens of a text from those that a small masked-language model put in their place.
-Each token's probability comes from the window where it has the most context on both sides; that of a word is the
-highest one of its tokens.
+Such a model was trained to tell original tokens from those sampled by a small masked-language model. Each token's
+probability comes from the window where it has the most context on both sides; the probability of a word is the highest
+one of its tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bertie.text.windows import word_starts
 
 
 class ReplacedTokenDetector(Task[None, FloatArray, ReplacedTokenResult]):
-    """Finds words that look as if another one had been there.
+    """Finds words that look replaced.
 
     >>> detector = ReplacedTokenDetector.load("google/electra-small-discriminator")                  # doctest: +SKIP
     >>> result = detector.detect("The chef ate the meal for his guests.")                            # doctest: +SKIP
@@ -44,14 +44,14 @@ class ReplacedTokenDetector(Task[None, FloatArray, ReplacedTokenResult]):
     def detect(self, texts: Iterable[str], *, progress: bool | None = None) -> list[ReplacedTokenResult]: ...
     @explain_arguments
     def detect(self, texts: Any, *, progress: bool | None = None) -> Any:
-        """The probability of every token and word that it was replaced; a single text has a single result.
+        """Predict the probability that each token and word was replaced; a single text returns a single result.
 
         `progress`: whether to show a progress bar; None: on a terminal or in a notebook.
         """
         return self.collect(texts, self.detect_each, "detect", progress)
 
     def detect_each(self, texts: Iterable[str]) -> Iterator[ReplacedTokenResult]:
-        """As `detect`, one by one."""
+        """Like `detect`, but yield results one by one."""
         return self.run(text_inputs(texts, "detect", None), texts)
 
     def outputs(

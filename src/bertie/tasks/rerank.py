@@ -63,8 +63,8 @@ class Reranker(Trainable[None, FloatArray, RelevanceResult]):
     def rerank(self, query: str, documents: Any, *, top_k: int | None = None, progress: bool | None = None) -> Any:
         """Rank documents by relevance to the query, best first; the first `top_k` if given.
 
-        A single document has a single result. `progress`: whether to show a progress bar; None: on a terminal or in a
-        notebook.
+        A single document returns a single result. `progress`: whether to show a progress bar; None: on a terminal or
+        in a notebook.
         """
         check_positive(top_k=top_k)
         if isinstance(documents, str):
@@ -83,20 +83,20 @@ class Reranker(Trainable[None, FloatArray, RelevanceResult]):
     def predict(self, X: Iterable[tuple[str, str]], *, progress: bool | None = None) -> NDArray[np.float32]: ...
     @explain_arguments
     def predict(self, X: Any, *, progress: bool | None = None) -> Any:
-        """(n,) scores of pairs of query and document; of a single pair, its score."""
+        """(n,) scores of (query, document) pairs; for a single pair, a float."""
         if isinstance(X, tuple) and len(X) == 2 and all(isinstance(text, str) for text in X):
             return float(self.predict([X], progress=progress)[0])
         results = self.collect(check_list(X, "predict", "pairs"), self.predict_each, "predict", progress, unit="pairs")
         return np.array([result.score for result in results], dtype=np.float32)
 
     def predict_each(self, X: Iterable[tuple[str, str]]) -> Iterator[RelevanceResult]:
-        """As `predict`, one by one, with how much of each pair was read."""
+        """Like `predict`, but yield results one by one, with how much of each pair was read."""
         named = ((texts, f"pair {i}") for i, texts in enumerate(check_list(X, "predict", "pairs")))
         inputs = (self.prepare_pair(name, *check_pair(texts, name, "a query and a document")) for texts, name in named)
         return self.run(inputs, X)
 
     def prepare_pair(self, name: str, query: str, document: str) -> TaskInput[None]:
-        """A pair as the checkpoint expects it: with its prompt before the query, lower-cased if it says so."""
+        """Create the input of a pair, with the checkpoint's prompt and casing."""
         settings = self.settings
         query = settings.prompts.get(settings.default_prompt or "", "") + query
         texts = (query, document)

@@ -1,8 +1,8 @@
 """The results of tasks: small frozen dataclasses.
 
-Each says how much of its text was read: `tokens_total` tokens in the text, without special tokens, `tokens_read` of
-them read, in so many `windows`. `tokens_unknown` of them are not covered by the model's vocabulary: [UNK], or letters
-of a script that it has no words of.
+Each records how much of its text was read: `tokens_read` of `tokens_total` tokens, without special tokens, in a number
+of `windows`. `tokens_unknown` tokens are not covered by the model's vocabulary: [UNK], or letters of a script in which
+it has no words.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EmbeddingResult(Displayed):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SparseEmbeddingResult(Displayed):
-    """The terms of a text, heaviest first: entries of the vocabulary and their weights, which are above 0."""
+    """The terms of a text, highest weight first: vocabulary entries and their weights, which are above 0."""
 
     ids: NDArray[np.int32]
     weights: NDArray[np.float32]
@@ -69,7 +69,7 @@ class ClassificationResult(Displayed):
     label: str  # the most probable one
     score: float  # its probability
     scores: dict[str, float]
-    confident: bool | None  # whether it reaches the threshold that `fit` found for `abstain`; None: there is none
+    confident: bool | None  # whether the score reaches the threshold that `fit` chose for `abstain`; None: no threshold
     tokens_total: int
     tokens_read: int
     windows: int
@@ -148,7 +148,7 @@ class AnswerResult(Displayed):
 
     @property
     def best(self) -> AnswerSpan:
-        """The best answer; one with an empty text and no offsets if there is no answer."""
+        """The best answer; if there is none, a span with an empty text and no offsets."""
         return self.answers[0]
 
     @property
@@ -186,7 +186,7 @@ class TokenCandidate(Displayed):
     """A candidate token for a mask; or a candidate of several tokens."""
 
     token: str  # as in the vocabulary; several are separated by spaces
-    id: int | None  # None: it is several tokens
+    id: int | None  # None: several tokens
     score: float  # its probability among all tokens; of several tokens, the product of their conditional ones
     text: str  # decoded: some vocabularies write a space as another character
 
@@ -295,13 +295,13 @@ class AttributedPiece(Displayed):
     text: str
     start: int
     end: int
-    weight: float  # by how much the label's probability falls without it
+    weight: float  # the decrease of the label's probability without it
     sequence: int = 0  # 1: of the second text of a pair
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AttributionResult(Displayed):
-    """Which words of a text decided the label: those with the largest weights spoke for it, negative ones against."""
+    """The weights of a text's words for a label: positive weights support it, negative ones oppose it."""
 
     label: str
     score: float  # its probability

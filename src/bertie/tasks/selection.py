@@ -1,9 +1,9 @@
-"""Choose texts to label, by how uncertain a model is of them and how different they are: numpy only.
+"""Active learning: choose texts to label by model uncertainty and diversity, with numpy only.
 
-The embeddings are clustered, weighted by uncertainty, and each cluster gives one text: a typical one that the model is
-uncertain of. So near-duplicates are not chosen together, and outliers are not chosen at all. Both ideas are known, for
-many labels (Zhdanov, "Diverse mini-batch active learning", 2019) and for few (Hacohen et al., "Active learning on a
-budget", 2022). Texts that are labelled already take part in the clustering, and their clusters come last.
+The embeddings are clustered, weighted by uncertainty, and each cluster contributes one text: a typical one that the
+model is uncertain about. So near-duplicates are not chosen together, and outliers are not chosen at all. Both ideas are
+established, for many labels (Zhdanov, "Diverse mini-batch active learning", 2019) and for few (Hacohen et al., "Active
+learning on a budget", 2022). Labelled texts take part in the clustering, and their clusters come last.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ IntArray = NDArray[np.int64]
 MOST = 20_000  # rows that are clustered; of more, the most uncertain ones, or a sample
 _SHARE, _MOST_KNOWN = 5, 500  # clusters for labelled rows: at most a fifth of the others, and no more than this
 _ROUNDS, _TRIES = 20, 4  # of k-means; rows that are tried for each of its first centres
-_NEIGHBOURS = 20  # that say how typical a row is
+_NEIGHBOURS = 20  # nearest neighbours that determine how typical a row is
 _SAMPLE = 1000  # of a large cluster, among which to look for neighbours
-_CHUNK = 2**22  # similarities at a time
+_CHUNK = 2**22  # similarities per block
 
 
 class Choice(NamedTuple):

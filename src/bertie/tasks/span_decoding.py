@@ -1,4 +1,4 @@
-"""Choose spans of words by their scores: none may overlap, or only nested ones, with one label each or several."""
+"""Select spans of words by score: flat or nested, with one label or several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ScoredSpan(NamedTuple):
 
 
 def is_best_window(spans: IntArray, windows: Sequence[tuple[int, int]], number: int) -> BoolArray:
-    """(N,) whether each span of this window has its most context here, and not in a window that overlaps it.
+    """(N,) whether each span has more context in this window than in those that overlap it.
 
     `spans` (N, 2) are the first and last token of each, `windows` the first token of each window and the one after its
     last, in the order of the text. The ends of the text do not count as a lack of context; the first of equals wins.
@@ -70,9 +70,9 @@ def select_spans(
     multi_label: bool,
     check: Callable[[int], None] = lambda number: None,
 ) -> list[ScoredSpan]:
-    """Take spans from the highest score down, as far as they agree with those taken before; sorted by start.
+    """Select spans greedily by score, skipping those that conflict with a selected one; sorted by start.
 
-    `flat`: no two spans overlap; else one may lie inside another. `multi_label`: a span may have several labels.
+    `flat`: spans do not overlap; otherwise they may be nested. `multi_label`: a span may have several labels.
     `check` is called with the number of each span. Spans have at most `max_width` words.
 
     >>> spans = [ScoredSpan(0, 1, 0, 0.9), ScoredSpan(1, 1, 1, 0.8), ScoredSpan(1, 2, 0, 0.7)]

@@ -37,7 +37,7 @@ from bertie.text.batch import Batch
 from bertie.text.encoding import Encodings
 
 TermWeights = tuple[NDArray[np.int32], FloatArray]  # ids, ascending, and weights, above 0
-LOGIT_ROWS = 256  # tokens whose logits over the vocabulary are in memory at once
+LOGIT_ROWS = 256  # tokens whose logits over the vocabulary are held in memory
 
 
 class SparseEmbedder(Trainable[int | None, TermWeights, SparseEmbeddingResult]):
@@ -47,11 +47,11 @@ class SparseEmbedder(Trainable[int | None, TermWeights, SparseEmbeddingResult]):
     >>> embedder.embed("What do cats eat?", top_k=3).tokens                                  # doctest: +SKIP
     ('cats', 'eat', 'cat')
 
-    Any checkpoint with a masked-language-modelling head can be one, but its embeddings are neither sparse nor good
-    before it is trained. `fit` takes what `Embedder.fit` takes: matching texts, with or without hard negatives, or
+    Any checkpoint with a masked-language-modelling head can be used, but its embeddings are neither sparse nor good
+    before training. `fit` takes the same data as `Embedder.fit`: matching texts, with or without hard negatives, or
     queries with passages and a teacher's scores. The loss, by default with in-batch negatives, is over dot products,
     plus SPLADE's FLOPS regularizer, which keeps embeddings sparse: `query_regularizer` and `document_regularizer` are
-    its weights; larger ones make fewer terms.
+    its weights; larger values give fewer terms.
 
     >>> embedder = SparseEmbedder("path/to/any/masked-lm", epochs=1)                         # doctest: +SKIP
     >>> embedder.fit([("What do cats eat?", "Cats eat meat."), …]).save("my-splade")         # doctest: +SKIP
@@ -141,10 +141,10 @@ class SparseEmbedder(Trainable[int | None, TermWeights, SparseEmbeddingResult]):
         prompt_name: str | None = None,
         progress: bool | None = None,
     ) -> Any:
-        """The terms of each text with their weights, heaviest first; of a single text, one result.
+        """Embed texts as weighted terms, highest weight first; a single text returns a single result.
 
-        `top_k` keeps the heaviest terms. `prompt` goes before each text; `prompt_name` names one of the checkpoint's
-        prompts instead. `encode` is another name of this method.
+        `top_k` keeps the terms with the highest weights. `prompt` is prepended to each text; `prompt_name` selects one
+        of the checkpoint's prompts instead. `encode` is an alias.
         """
 
         def each(items: Iterable[str]) -> Iterator[SparseEmbeddingResult]:
@@ -162,7 +162,7 @@ class SparseEmbedder(Trainable[int | None, TermWeights, SparseEmbeddingResult]):
         prompt: str | None = None,
         prompt_name: str | None = None,
     ) -> Iterator[SparseEmbeddingResult]:
-        """As `embed`, one by one."""
+        """Like `embed`, but yield results one by one."""
         check_positive(top_k=top_k)
         return self.run(self.inputs(texts, top_k, self.prompt_text(prompt, prompt_name)), texts)
 
@@ -181,7 +181,7 @@ class SparseEmbedder(Trainable[int | None, TermWeights, SparseEmbeddingResult]):
     def similarity(self, a: Any, b: Any = None, *, progress: bool | None = None) -> Any:
         """(N, M) dot products of the texts `a` and the texts `b`, or of `a` with each other.
 
-        A single text has no axis: (M,) for one text and several, and a float for two texts.
+        A single text adds no axis: (M,) for one text and several, a float for two texts.
         """
         if isinstance(a, str) and b is None:
             raise InputError("similarity takes two texts, or a list of texts that are compared with each other")
@@ -193,16 +193,16 @@ class SparseEmbedder(Trainable[int | None, TermWeights, SparseEmbeddingResult]):
         return rows[:, 0] if isinstance(b, str) else rows
 
     def inputs(self, texts: Iterable[str], top_k: int | None, prompt: str) -> Iterator[TaskInput[int | None]]:
-        """Texts with the prompt before them, lower-cased if the checkpoint says so."""
+        """Create inputs: texts with the prepended prompt, lower-cased if the checkpoint requires it."""
         inputs = text_inputs(texts, "embed", top_k)
         return (i._replace(texts=(self.prepare_text(prompt + i.texts[0]),)) for i in inputs)
 
     def prepare_text(self, text: str) -> str:
-        """Lower-case a text if the checkpoint says so."""
+        """Lower-case a text if the checkpoint requires it."""
         return text.lower() if self.settings.lower_case else text
 
     def prompt_text(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
-        """The text that goes before each text: `prompt`, or the checkpoint's prompt of a name, or its default one."""
+        """The prompt to prepend: `prompt`, the checkpoint's prompt named `prompt_name`, or its default prompt."""
         settings = self.settings
         return choose_prompt(prompt, prompt_name, prompts=settings.prompts, default=settings.default_prompt)
 
@@ -221,7 +221,7 @@ class SparseEmbedder(Trainable[int | None, TermWeights, SparseEmbeddingResult]):
         return [_terms(_largest_logits(head, part, words)) for part in torch.split(hidden, list(batch.lengths))]
 
     def decode(self, text: WindowedText[int | None], outputs: Sequence[TermWeights]) -> SparseEmbeddingResult:
-        """The maximum over windows, heaviest term first."""
+        """The maximum over windows, highest weight first."""
         ids, weights = outputs[0]
         if len(outputs) > 1:
             terms, index = np.unique(np.concatenate([ids for ids, _ in outputs]), return_inverse=True)

@@ -1,4 +1,4 @@
-"""Suggest the texts whose labels would help a classifier or a tagger most."""
+"""Active learning: suggest the texts whose labels would help a classifier or a tagger most."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def suggest(
 ) -> list[Suggestion]:
     """Suggest k texts to label, the most useful first.
 
-    `model` is a trained `Classifier` or `Tagger`, or its folder: then texts are suggested that it is uncertain of and
+    `model` is a trained `Classifier` or `Tagger`, or its folder: it suggests texts that it is uncertain about and
     that differ from each other. With an embedder, or without a model, they are typical of many texts. `labelled` are
     texts that have labels already; neither they nor texts like them are suggested.
 
@@ -76,7 +76,7 @@ def suggest(
 
 
 def predictor_of(embedder: Embedder, head: str | None = None) -> Classifier | Tagger | Embedder:
-    """The classifier or tagger over the same checkpoint, by the named head or the only one; otherwise the embedder."""
+    """The classifier or tagger of the named head or the only one, on the same checkpoint; otherwise the embedder."""
     checkpoint = embedder.checkpoint
     options: dict[str, Any] = {"overflow": embedder.overflow, "deterministic": embedder.deterministic}
     heads = [name for name, info in checkpoint.heads.items() if info.kind == "tag" or _is_classifier(info)]
@@ -105,7 +105,7 @@ def embedder_of(task: AnyTask) -> Embedder:
 
 
 def score_texts(task: AnyTask, texts: Iterable[str]) -> Iterator[Candidate]:
-    """Embed texts, and measure how uncertain the model is of each."""
+    """Embed texts, and measure the model's uncertainty about each."""
     if not isinstance(task, Classifier | Tagger | Embedder) or (
         isinstance(task, Classifier) and task.problem == "regression"
     ):

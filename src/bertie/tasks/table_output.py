@@ -1,4 +1,4 @@
-"""Tables as the output of `transform`, as scikit-learn's `set_output` asks for them."""
+"""Tables as the output of `transform`, as configured by scikit-learn's `set_output`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ TransformOutput: TypeAlias = Literal["default", "pandas", "polars"]
 
 
 def check_output(transform: str | None) -> None:
-    """Refuse a kind of output that there is not."""
+    """Refuse unknown kinds of output."""
     if transform not in (None, "default", "pandas", "polars"):
         raise InputError(f"transform={transform!r} must be 'default', 'pandas', 'polars' or None")
 
 
 def output_kind(transform: str | None) -> str:
-    """The kind of output: as `set_output` said, or scikit-learn's configuration if that is in use."""
+    """The kind of output: as set by `set_output`, else by scikit-learn's global configuration, if imported."""
     sklearn = sys.modules.get("sklearn")
     return transform or ("default" if sklearn is None else str(sklearn.get_config()["transform_output"]))
 
@@ -41,10 +41,10 @@ def as_table(rows: NDArray[Any], columns: NDArray[Any], kind: str, X: Any) -> An
 
 
 def single_column(X: Any) -> Any:
-    """The texts of a table or an array with one column; anything else as it is."""
+    """The texts of a table or array with one column; other inputs are returned unchanged."""
     if hasattr(X, "columns") or getattr(X, "ndim", 1) == 2:
         names = list(X.columns) if hasattr(X, "columns") else list(range(X.shape[1]))
         if len(names) != 1:
-            raise InputError(f"X has {len(names)} columns, and transform takes one: that of the texts")
+            raise InputError(f"X has {len(names)} columns, but transform takes a single column of texts")
         return X[names[0]] if hasattr(X, "columns") else X[:, 0]
     return check_list(X, "transform")

@@ -1,4 +1,4 @@
-"""Token classification: named entities, parts of speech, or any other labels of tokens.
+"""Token classification: named-entity recognition, part-of-speech tagging and the like.
 
 Each token's logits come from the window where it has the most context on both sides. The tokens of
 a word get one label (`aggregation_strategy`); then adjacent words are joined into spans by the
@@ -36,7 +36,7 @@ from bertie.text.windows import word_starts
 
 AggregationStrategy = Literal["average", "first", "max", "simple", "none"]
 AGGREGATION_STRATEGIES = ("average", "first", "max", "simple", "none")
-CHECK_UNITS = 1024  # words or tokens that are decoded before it is checked whether anybody waits for them
+CHECK_UNITS = 1024  # words or tokens decoded between checks that somebody is waiting for the result
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Tagger(Trainable[_Options, FloatArray, TaggingResult]):
     def _find_head(cls, checkpoint: Checkpoint, name: str | None) -> str:
         if checkpoint.gliner is not None and not any(map(cls._fits, checkpoint.heads.values())):
             raise NotFoundError(
-                f"{checkpoint.source} has no labels of its own: it finds those that a call names; use "
+                f"{checkpoint.source} has no fixed labels: they are given in each call; use "
                 "bertie.ZeroShotTagger, or bertie tag --labels"
             )
         return super()._find_head(checkpoint, name)
@@ -108,12 +108,12 @@ class Tagger(Trainable[_Options, FloatArray, TaggingResult]):
         ignore_labels: Iterable[str] = ("O",),
         progress: bool | None = None,
     ) -> Any:
-        """Find the labelled spans of each text; a single text has a single result.
+        """Find the labelled spans of each text; a single text returns a single result.
 
         `aggregation_strategy`: how the tokens of a word get one label: by their mean probabilities
         ("average"), by the first token ("first") or by the most confident one ("max"). "simple" labels
         each token, "none" makes each token a span. The names are those of transformers.
-        `ignore_labels`: labels that mark no span.
+        `ignore_labels`: labels that are not reported as spans.
         `progress`: whether to show a progress bar; None: on a terminal or in a notebook.
         """
 
@@ -129,7 +129,7 @@ class Tagger(Trainable[_Options, FloatArray, TaggingResult]):
         aggregation_strategy: AggregationStrategy = "average",
         ignore_labels: Iterable[str] = ("O",),
     ) -> Iterator[TaggingResult]:
-        """As `tag`, one by one."""
+        """Like `tag`, but yield results one by one."""
         options = self.options(aggregation_strategy=aggregation_strategy, ignore_labels=ignore_labels)
         return self.run(text_inputs(texts, "tag", options), texts)
 
@@ -193,11 +193,11 @@ class Tagger(Trainable[_Options, FloatArray, TaggingResult]):
 
     @explain_arguments
     def predict(self, X: Iterable[Sequence[str]], *, progress: bool | None = None) -> list[list[str]]:
-        """The tag of each word of each list."""
+        """Predict the tag of each word of each list."""
         return [list(tags) for tags, _ in self.collect(check_list(X, "predict"), self.tag_words, "predict", progress)]
 
     def tag_words(self, X: Iterable[Sequence[str]]) -> Iterator[tuple[Sequence[str], dict[str, int]]]:
-        """The tag of each word of each list, and how much of the list was read."""
+        """Predict the tag of each word of each list; yields the tags, and how much of the list was read."""
         task = _WordTagger(self.checkpoint, overflow=self.overflow, head=self.head, deterministic=self.deterministic)
         lists = enumerate(check_list(X, "predict", "lists of words"))
         return task.run((_join_words(words, f"text {i}") for i, words in lists), X)
@@ -234,7 +234,7 @@ class _WordTagger(Task[WordOffsets, FloatArray, tuple[Sequence[str], dict[str, i
 def _join_words(words: Sequence[str], name: str) -> TaskInput[WordOffsets]:
     """A list of words as a text, with the words' offsets in it."""
     if isinstance(words, str):
-        raise InputError(f"{name} must be a list of words, not a text; for texts there is tag()")
+        raise InputError(f"{name} must be a list of words, not a text; use tag() for texts")
     words = [checked_text(word, f"{name}, word {i}") for i, word in enumerate(words)]
     ends = np.cumsum([len(word) + 1 for word in words]).tolist()
     offsets = tuple((end - 1 - len(word), end - 1) for word, end in zip(words, ends, strict=True))

@@ -1,7 +1,7 @@
-"""A map of texts: their embeddings in two dimensions, and clusters of similar texts with names.
+"""A map of texts: a two-dimensional projection of their embeddings, with labelled clusters.
 
 The projection is t-SNE (van der Maaten and Hinton 2008), computed exactly and started from the first two principal
-components, so that the same texts have the same map. Clusters are found by k-means over the map, and named by the
+components, so that the same texts have the same map. Clusters are found by k-means over the map, and labelled by the
 words that are more frequent in them than in the rest (class-based TF-IDF, as in BERTopic).
 """
 
@@ -50,7 +50,7 @@ def map_texts(
 ) -> TextMap:
     """Place texts on a map where similar ones are near each other.
 
-    `embedder`: by default the built-in model. `clusters`: their number; by default the one with the best silhouette.
+    `embedder`: by default the built-in model. `clusters`: their number; by default that with the best silhouette.
 
     >>> texts = ["The cat sleeps.", "A cat is sleeping.", "Shares fell today.", "Stocks fell sharply."]
     >>> map_texts(texts, clusters=2).clusters
@@ -65,7 +65,7 @@ def map_texts(
 def check_texts(count: int, clusters: int | None) -> None:
     """Refuse too few or too many texts or clusters."""
     if not 2 <= count <= MAX_TEXTS:
-        raise InputError(f"a map takes 2 to {MAX_TEXTS} texts, and there are {count:,}")
+        raise InputError(f"a map takes 2 to {MAX_TEXTS} texts, but got {count:,}")
     if clusters is not None and not 1 <= clusters <= count:
         raise InputError(f"clusters={clusters} must lie between 1 and the number of texts, {count}")
 
@@ -78,7 +78,7 @@ def map_vectors(
     seed: int = 0,
     check: Callable[[], None] = lambda: None,
 ) -> TextMap:
-    """As `map_texts`, for texts with their embeddings; `check` is called now and then, and may raise an error."""
+    """Like `map_texts`, with given embeddings; `check` is called periodically, and may raise an error."""
     unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     points = project(unit, check)
     assigned = cluster(points, clusters, seed, check)

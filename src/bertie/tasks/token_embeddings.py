@@ -17,7 +17,7 @@ from bertie.tasks.display import Displayed
 from bertie.text.batch import Batch
 from bertie.text.encoding import Encodings
 
-NUMBERS_PER_TOKEN = 2048  # that take as long to return as a token takes to read, roughly
+NUMBERS_PER_TOKEN = 2048  # numbers that take roughly as long to return as a token takes to encode
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

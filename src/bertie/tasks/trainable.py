@@ -1,7 +1,7 @@
 """Tasks that can be trained, as scikit-learn estimators.
 
-Hyperparameters go into the constructor and data into `fit`, which starts again from the given model and returns the
-fitted object. `fit` and `score` are implemented in `bertie.training`.
+Hyperparameters are passed to the constructor and data to `fit`, which always starts from the given model and returns
+the fitted object. `fit` and `score` are implemented in `bertie.training`.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class Hyperparameters(TypedDict, total=False):
 class Trainable(Task[Options, Output, Result]):
     """A task that can be trained.
 
-    `model` is a checkpoint, a folder, a built-in name or a hub id; the built-in model if None. What the
-    hyperparameters mean is documented at `bertie.Recipe`; `fit` chooses those that are None.
+    `model` is a checkpoint, a folder, a built-in name or a hub id; by default the built-in model. The hyperparameters
+    are documented at `bertie.Recipe`; `fit` chooses those that are None.
     """
 
     history_: Any  # the `bertie.training.callbacks.TrainingHistory` of the last `fit`
     recipe_: Recipe  # with the hyperparameters that the last `fit` chose
-    validation_: Any  # what `fit` predicted for rows it held out: `bertie.training.finetune.validation`, or None
-    original_: Mapping[str, Any]  # from label names to the labels as `fit` got them
+    validation_: Any  # predictions of `fit` for held-out rows: `bertie.training.finetune.validation`, or None
+    original_: Mapping[str, Any]  # from label names to the labels that were passed to `fit`
 
     @explain_arguments
     def __init__(
@@ -167,7 +167,7 @@ class Trainable(Task[Options, Output, Result]):
         deterministic: bool = False,
         **options: Any,
     ) -> Self:
-        """Load a trained model, the built-in one if no name is given; `options` are those of `Checkpoint.load`."""
+        """Load a trained model, by default the built-in one; `options` are passed to `Checkpoint.load`."""
         checkpoint, head = cls._load_checkpoint(name, head, options)
         task = cls(checkpoint, overflow=overflow, head=head, deterministic=deterministic)
         _ = task.model  # a missing head is an error now, not at the first text
@@ -184,14 +184,14 @@ class Trainable(Task[Options, Output, Result]):
 
     @property
     def device(self) -> torch.device:
-        """The device of the model, or the one that it will be loaded on."""
+        """The device of the model, or the device that it will be loaded on."""
         if self._is_loaded:
             return self.model.device
         checkpoint = self.__dict__.get("_without_head")
         return checkpoint.device if checkpoint is not None else _default_device(self._device)
 
     def to(self, device: str | torch.device) -> Self:
-        """Move the model to a device, in place, for training too; one that is not loaded yet is loaded there."""
+        """Move the model to a device, in place, for training too; a model that is not loaded yet is loaded there."""
         self._device = usable_device(device)
         checkpoint = self.checkpoint if self._is_loaded else self.__dict__.get("_without_head")
         if checkpoint is not None:
@@ -262,9 +262,9 @@ class Trainable(Task[Options, Output, Result]):
         """Train on texts and labels, or on a table or file of both, starting from the given model.
 
         `dev`: a table, a file or a pair (X, y), used to choose the best epoch and to calibrate probabilities. Without
-        it, part of the data is held out (`dev_fraction`), or each of several folds in turn where rows are few
-        (`folds`), and the model is then trained on all rows (`refit`); `validation_` has the predictions.
-        `columns`: column names where they differ from the usual ones, as {"text": "review"}.
+        it, part of the data is held out (`dev_fraction`), or cross-validation is used if rows are few (`folds`), and
+        the model is then trained on all rows (`refit`); `validation_` has the predictions.
+        `columns`: column names that differ from the usual ones, such as {"text": "review"}.
         `folder`: where the training state is saved, so that `resume` continues an interrupted run; saved every
         `save_steps` steps, or at each evaluation and every few minutes.
         `strategy`: how `torchrun` distributes the model, "ddp" or "fsdp". `progress`: show a progress bar.
@@ -301,12 +301,12 @@ class Trainable(Task[Options, Output, Result]):
         draws: int = 1,
         progress: bool = True,
     ) -> LearningCurve:
-        """Train copies of this task on parts of the data, to see what more labels would bring.
+        """Train copies of this task on parts of the data, to estimate the benefit of more labels.
 
         The parts are nested and stratified, and all models are evaluated on the same rows: `test`, or `dev`, or a
-        fifth of the data that is held out. `draws`: how often each part is drawn, for a narrower estimate. The result
-        has `points`, a `band` of what is expected for up to four times as many rows, `twice` and a `summary()`. This
-        task is left as it is.
+        fifth of the data that is held out. `draws`: how often each part is drawn; more narrow the estimate. The result
+        has `points`, a `band` of expected scores for up to four times as many rows, `twice` and a `summary()`. This
+        task is not modified.
         """
         from bertie.training.finetune.learning_curve import learning_curve
 
@@ -337,7 +337,7 @@ def _default_device(device: str | torch.device | None) -> torch.device:
 def load_copy(model: Checkpoint | str | Path | None, device: str | torch.device | None) -> Checkpoint:
     """A checkpoint that can be trained without changing the given one: loaded by name, or a copy.
 
-    By name it is loaded onto the GPU, if there is one and no device is given.
+    If loaded by name, it is on the GPU by default, if there is one.
     """
     if not isinstance(model, Checkpoint):
         return Checkpoint.load(default_model() if model is None else model, device=_default_device(device))

@@ -27,7 +27,7 @@ def whiten(embedder: Embedder, whitening: Whitening) -> Embedder:
     modules = embedder.modules
     width, out = whitening.projection.shape
     if width != embedder.dimension or modules.truncate_dim is not None or embedder.truncate_dim is not None:
-        raise InputError(f"the whitening is for whole vectors of {width}; the embedder's have {embedder.dimension}")
+        raise InputError(f"the whitening is for untruncated embeddings of dimension {width}, not {embedder.dimension}")
     dense = Dense(width, out, activation="Identity")
     with torch.no_grad():
         dense.linear.weight.copy_(torch.from_numpy(whitening.projection.T))

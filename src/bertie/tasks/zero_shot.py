@@ -7,8 +7,8 @@
 - "combined": a weighted sum of the logits of both.
 
 "auto" is "combined" for up to five labels and "embedding" for more, where the NLI head adds little and costs most; a
-model with one of the two uses that one. This choice, the templates and the temperatures were fitted on five labelled
-datasets and checked on six others (benchmarks/zero_shot.py; docs/labelling.md has the figures).
+model that supports only one of the two uses that one. This choice, the templates and the temperatures were
+fitted on five labelled datasets and checked on six others (benchmarks/zero_shot.py; docs/labelling.md has the figures).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ TEMPLATES: dict[Method, str] = {
 _SCALE = 20.0  # of cosine similarities as logits: a temperature of 0.05
 _ENTAILMENT_WEIGHT = 0.5  # of entailment logits beside scaled similarities
 _SEVERAL_SCALE, _NEUTRAL = 10.0, 0.15  # if several labels may be true, one of this similarity is as likely as not
-_COMBINED_LABELS = 5  # up to which "auto" reads texts in both ways
-_COMBINED_TEXTS = 64  # texts that are read in both ways at a time
+_COMBINED_LABELS = 5  # maximum number of labels for which "auto" is "combined"
+_COMBINED_TEXTS = 64  # texts per group, which both methods read
 
 
 class _Hypothesis(NamedTuple):
@@ -74,8 +74,8 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
     'sports'
 
     `classify` takes a `method`: "entailment" needs a head for natural language inference, "embedding" compares
-    embeddings and needs sentence-embedding modules, and "combined" does both. "auto" is what the model can do; if
-    that is both, "combined" for up to five labels and "embedding" for more. If a `head` is named, "auto" is
+    embeddings and needs sentence-embedding modules, and "combined" does both. "auto" is what the model supports; if
+    that is both, "combined" for up to five labels and "embedding" for more. If `head` is given, "auto" is
     "entailment".
     """
 
@@ -108,7 +108,7 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
         return info.kind == "classify" and entailment_label(info) is not None
 
     def resolve_method(self, method: Method, labels: int) -> Method:
-        """The method that "auto" stands for with so many labels; others as they are, if the model can use them."""
+        """Resolve "auto" for a number of labels; other methods are returned if the model supports them."""
         if method not in METHODS:
             raise InputError(f"method={method!r} must be one of {', '.join(METHODS)}")
         if method == "auto":
@@ -157,8 +157,8 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
     ) -> Any:
         """Score the labels for each text. With `multi_label`, labels are scored independently and may all be true.
 
-        `template` is the sentence that a label is put into, with {} for the label. By default that is "This example is
-        {}." as a hypothesis, and "This text is about {}." for embeddings. A single text has a single result.
+        `template` is the sentence that a label is inserted into, at {}. By default that is "This example is {}." for
+        entailment, and "This text is about {}." for embeddings. A single text returns a single result.
         `progress`: whether to show a progress bar; None: on a terminal or in a notebook.
         """
         labels = list(check_list(labels, "labels=", "words"))
@@ -179,11 +179,11 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
         multi_label: bool = False,
         method: Method = "auto",
     ) -> Iterator[ZeroShotResult]:
-        """As `classify`, one by one."""
+        """Like `classify`, but yield results one by one."""
         checked = enumerate(check_list(labels, "labels=", "words"))
         labels = [str(checked_text(label, f"label {i}")) for i, label in checked]
         if not labels or len(set(labels)) < len(labels):
-            raise InputError(f"labels={labels!r:.80} must be at least one, and different")
+            raise InputError(f"labels={labels!r:.80} must be one or more distinct labels")
         method = self.resolve_method(method, len(labels))
         sentences = {
             name: [_fill_template(default if template is None else template, label) for label in labels]
@@ -263,5 +263,5 @@ def entailment_label(info: HeadInfo) -> int | None:
 
 def _fill_template(template: str, label: str) -> str:
     if "{}" not in template:
-        raise InputError(f"template={template!r:.200} must hold {{}} where the label goes")
+        raise InputError(f"template={template!r:.200} must contain {{}} as the placeholder for the label")
     return template.replace("{}", label)  # not `format`: "{:>999999999}" would be a gigabyte

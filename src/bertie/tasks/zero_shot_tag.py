@@ -1,9 +1,9 @@
-"""Zero-shot entities: spans with labels that are named in the call, by GLiNER models.
+"""Zero-shot token classification with GLiNER: spans with labels that are given in the call.
 
-The labels go into a prompt before the text, and the model scores every span of up to `max_width` words against each of
-them. Every window of a long text repeats the prompt; a span's scores come from the window in which it has the most
-context on both sides. All labels of a call share one prompt, as they do in the package `gliner`, since a label's scores
-depend on the others beside it: labels that would take more than half of a window are refused.
+The labels form a prompt that is prepended to the text, and the model scores every span of up to `max_width` words
+against each of them. Every window of a long text repeats the prompt; a span's scores come from the window in which it
+has the most context on both sides. All labels of a call share one prompt, as in the package `gliner`, since a label's
+scores depend on the other labels: a prompt that takes more than half of a window is refused.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from bertie.text.encoding import Encodings, IntArray
 from bertie.text.prompted_words import encode_prompted, template_ids, text_ranges, word_starts
 from bertie.text.tokenizer import Tokenizer, checked_text
 
-CHECK_SPANS = 1024  # that are decoded before it is checked whether anybody waits for them
+CHECK_SPANS = 1024  # spans decoded between checks that somebody is waiting for the result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """The tokens of a prompt, and the index of the one that stands for each label."""
+    """The tokens of a prompt, and the index of the token that represents each label."""
 
     ids: IntArray
     labels: IntArray
@@ -64,14 +64,14 @@ class _Options:
 
 
 class WindowWords(NamedTuple):
-    """Where the labels and the words of a window are: indices of its tokens."""
+    """Token indices of the labels and words of a window."""
 
     labels: IntArray
     words: IntArray
 
 
 class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
-    """Finds spans with any labels, named in the call (GLiNER).
+    """Finds spans with arbitrary labels, given in the call (GLiNER).
 
     >>> tagger = ZeroShotTagger.load("path/to/a/gliner/model")                                       # doctest: +SKIP
     >>> tagger.tag("Aspirin eases headaches.", labels=["medicine", "symptom"]).spans[0].label        # doctest: +SKIP
@@ -90,7 +90,7 @@ class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
         if checkpoint.gliner is None:
             have = ", ".join(checkpoint.heads) or "none"
             raise NotFoundError(
-                f"labels of your own need {cls.needs}; {checkpoint.source} has the heads: {have}. fit(), or bertie "
+                f"zero-shot labels need {cls.needs}; {checkpoint.source} has the heads: {have}. fit(), or bertie "
                 "train zero-shot-tag, trains one over any encoder"
             )
         return super()._find_head(checkpoint, name)
@@ -128,11 +128,11 @@ class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
         multi_label: bool = False,
         progress: bool | None = None,
     ) -> Any:
-        """Find the spans of each text that have one of these labels; a single text has a single result.
+        """Find the spans of each text with any of these labels; a single text returns a single result.
 
-        `threshold`: spans with a lower or equal score are left out. `flat`: spans do not overlap; else one may lie
-        inside another. `multi_label`: a span may have several labels. Of spans that exclude each other, the one with
-        the highest score is kept. `progress`: whether to show a progress bar; None: on a terminal or in a notebook.
+        `threshold`: only spans with a higher score are returned. `flat`: spans do not overlap; otherwise they may be
+        nested. `multi_label`: a span may have several labels. Of conflicting spans, the one with the highest score is
+        kept. `progress`: whether to show a progress bar; None: on a terminal or in a notebook.
         """
 
         def each(texts: Iterable[str]) -> Iterator[TaggingResult]:
@@ -149,7 +149,7 @@ class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
         flat: bool = True,
         multi_label: bool = False,
     ) -> Iterator[TaggingResult]:
-        """As `tag`, one by one."""
+        """Like `tag`, but yield results one by one."""
         options = self.options(labels, threshold=threshold, flat=flat, multi_label=multi_label)
         return self.run(text_inputs(texts, "tag", options), texts)
 
@@ -161,7 +161,7 @@ class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
             checked_text(label, f"label {i}") for i, label in enumerate(check_list(labels, "labels=", "labels"))
         )
         if not names or len(set(names)) < len(names) or not all(name.strip() for name in names):
-            raise InputError(f"labels={list(names)!r:.80} must be at least one, different, and not empty")
+            raise InputError(f"labels={list(names)!r:.80} must be one or more distinct, non-empty labels")
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
             raise InputError(f"threshold={threshold!r:.40} must be a number from 0 to 1")
         return _Options(names, self.prompt(names), float(threshold), bool(flat), bool(multi_label))
@@ -170,11 +170,11 @@ class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
     def settings(self) -> GlinerConfig:
         """The model's prompt tokens and the limits of its spans."""
         config = self.checkpoint.gliner
-        assert config is not None  # a span head is read from such a folder, or made with it
+        assert config is not None  # every checkpoint with a span head has one
         return config
 
     def prompt(self, labels: Sequence[str]) -> Prompt:
-        """The prompt of these labels; an error if it takes more than half of a window."""
+        """The prompt of these labels; refused if it takes more than half of a window."""
         config = self.settings
         for label in labels:
             if config.ent_token in label or config.sep_token in label:
@@ -184,9 +184,9 @@ class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
         if size > self.checkpoint.max_length // 2:
             raise InputError(
                 f"{len(labels)} labels take {size} tokens, which every window repeats; at most "
-                f"{self.checkpoint.max_length // 2} are allowed, half of the {self.checkpoint.max_length} that the "
-                "model reads at once: use fewer or shorter labels, or several calls (a label's scores depend on those "
-                "beside it)"
+                f"{self.checkpoint.max_length // 2} are allowed, half of the maximum length of "
+                f"{self.checkpoint.max_length}: use fewer or shorter labels, or several calls (a label's scores depend "
+                "on the other labels)"
             )
         return prompt
 
@@ -198,7 +198,7 @@ class ZeroShotTagger(Trainable[_Options, FloatArray, TaggingResult]):
         return encode_prompted(self.tokenizer, prompts, [task_input.texts[0] for task_input in inputs])
 
     def parameters(self, chunk: Chunk[_Options]) -> Sequence[WindowWords]:
-        """Where the labels and the words of each window are."""
+        """Token indices of the labels and words of each window."""
         before = len(template_ids(self.tokenizer)[0])
         result = []
         for text in chunk:

@@ -34,8 +34,8 @@ class Batch:
     lengths: tuple[int, ...]  # the same on the host, so that no kernel has to synchronize
     # (T,) bool: tokens with global attention, in models that have it; None elsewhere.
     global_tokens: Tensor | None = None
-    # How many tokens at the beginning of each text are attended to: the others attend, but nothing attends to them, as
-    # with ColBERT's query expansion. None: all.
+    # Number of tokens at the beginning of each text that are attended to: the others attend to them, but are masked
+    # as keys, as in ColBERT's query expansion. None: all.
     key_lengths: tuple[int, ...] | None = None
     # Cached by `ranges`. Not an argument, so that `replace` with other ids or segments resets it.
     _ranges: tuple[Range, Range] | None = field(default=None, init=False, repr=False, compare=False)
@@ -57,7 +57,7 @@ class Batch:
     def from_ids(cls, ids: Sequence[Ids], segments: Sequence[Ids] | None = None) -> Batch:
         """Concatenate token ids; all segment ids are 0 unless given."""
         if not ids:
-            raise InputError("an empty batch: give at least one text")
+            raise InputError("the batch is empty: pass at least one text")
         rows = [np.asarray(row, dtype=np.int64) for row in ids]
         kinds = [np.zeros_like(row) for row in rows] if segments is None else [np.asarray(row) for row in segments]
         for b, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
@@ -70,7 +70,7 @@ class Batch:
 
     @classmethod
     def select(cls, encodings: Encodings, texts: Ids | None = None) -> Batch:
-        """The texts with these indices, in this order; all of them without copying if None.
+        """Select the texts with these indices, in this order; if None, all of them without copying.
 
         >>> encodings = Encodings(np.arange(6), np.zeros(6, np.int64), np.array([1, 3, 2]))
         >>> Batch.select(encodings, [2, 0]).ids.tolist()
@@ -98,7 +98,7 @@ class Batch:
         )
 
     def slice(self, first: int, last: int) -> Batch:
-        """Texts `first` to `last` as a batch of their own."""
+        """Texts `first` to `last` (exclusive) as a separate batch."""
         if first == 0 and last == len(self):
             return self
         start = sum(self.lengths[:first])
@@ -135,7 +135,7 @@ class Batch:
         return self._with(global_tokens=global_tokens)
 
     def with_key_lengths(self, key_lengths: Sequence[int]) -> Batch:
-        """The same batch where only so many tokens at the beginning of each text are attended to."""
+        """The same batch where only this many tokens at the beginning of each text are attended to."""
         for b, (keys, length) in enumerate(zip(key_lengths, self.lengths, strict=True)):
             if not 1 <= keys <= length:
                 raise InputError(f"key_lengths[{b}]={keys} must be from 1 to {length}, the tokens of text {b}")
@@ -170,7 +170,7 @@ class Batch:
 
 
 def send(x: Tensor, device: torch.device | str) -> Tensor:
-    """Copy a tensor to a device; to a GPU from pinned memory, without which the copy would block the host."""
+    """Copy a tensor to a device; to a GPU via pinned memory, without which the copy would block the host."""
     if x.device.type == "cpu" and torch.device(device).type == "cuda":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
@@ -193,7 +193,7 @@ def spare_ends(tokens: int, room: int, texts: int, longest: int) -> np.ndarray:
 def pack(lengths: Sequence[int] | IntArray, budget: int) -> Iterator[list[int]]:
     """Group texts of similar length into batches of at most `budget` tokens, longest first.
 
-    A text longer than the budget is a batch of its own. The groups are indices into `lengths`.
+    A text longer than the budget forms a batch by itself. The groups are indices into `lengths`.
 
     >>> list(pack([3, 9, 2, 4], budget=8))
     [[1], [3, 0], [2]]

@@ -1,4 +1,4 @@
-"""Byte-pair merges, which train the vocabularies of byte-level BPE and WordPiece."""
+"""Byte-pair merges, for training the vocabularies of byte-level BPE and WordPiece."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def merge_pairs(
 ) -> list[tuple[str, str]]:
     """Repeatedly merge the most frequent pair of adjacent tokens; return the merges.
 
-    New tokens are appended to `tokens` until there are `vocab_size`. Of equally frequent pairs the
-    one of lower ids is merged first. `prefix` marks tokens inside a word ("##" of WordPiece).
+    New tokens are appended to `tokens` until there are `vocab_size`. Of equally frequent pairs, the
+    one with lower ids is merged first. `prefix` marks tokens inside a word ("##" of WordPiece).
     """
     ids = {token: i for i, token in enumerate(tokens)}
     pairs = _Pairs(words, ids, prefix, min_frequency)
@@ -42,7 +42,7 @@ class _Pairs:
         self._word_counts = list(words.values())
         self._min_frequency = min_frequency
         self._counts: defaultdict[int, int] = defaultdict(int)
-        # Words that contained the pair at some time; a word may be listed twice.
+        # Words that have contained the pair; a word may be listed twice.
         self._occurrences: defaultdict[int, list[int]] = defaultdict(list)
         for w, word in enumerate(self._words):
             for i in range(len(word) - 1):

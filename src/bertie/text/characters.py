@@ -1,7 +1,7 @@
 """The input of character-based models such as ELMo: words, and the ids of their characters.
 
 The ids are those of AllenNLP's `ELMoCharacterMapper` and of bilm-tf. A word is its UTF-8 bytes (0 to 255) between a
-begin and an end marker, filled up with a padding character to a fixed number, usually 50. These padding characters are
+begin and an end marker, padded with a padding character to a fixed length, usually 50. These padding characters are
 part of the model: they have an embedding, and the convolution reads them. All ids are then shifted by one, since 0
 stands for no character at all; in a flat batch it does not occur.
 """
@@ -32,8 +32,8 @@ def split_words(text: str) -> list[tuple[int, int]]:
     """Split a text into words: the start and end of each.
 
     A word is a run of letters and digits, together with apostrophes, hyphens and full stops inside it, and commas
-    between digits; every other character that is no whitespace is a word of its own. Languages that write no spaces
-    between words need a segmenter of their own.
+    between digits; every other non-whitespace character is a separate word. Languages without spaces between words
+    need a word segmenter.
 
     >>> text = "It's 3.5% of Mr. O'Neil's well-known paper (2018)."
     >>> [text[start:end] for start, end in split_words(text)]
@@ -43,12 +43,12 @@ def split_words(text: str) -> list[tuple[int, int]]:
 
 
 def _marked(text: str) -> str:
-    """The text with one and the same mark for all combining characters and joiners."""
+    """The text with all combining characters and joiners replaced by the same mark."""
     return "".join(_MARK if category(c)[0] == "M" or c in _JOINERS else c for c in text)
 
 
 def character_ids(words: Iterable[str], length: int = 50) -> NDArray[np.int64]:
-    """(n, length) ids of the characters of each word; longer words are cut, see `is_cut`.
+    """(n, length) ids of the characters of each word; longer words are truncated, see `is_cut`.
 
     >>> character_ids(["a", "<S>"], 5).tolist()
     [[259, 98, 260, 261, 261], [259, 257, 260, 261, 261]]

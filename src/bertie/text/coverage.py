@@ -1,8 +1,8 @@
 """Which scripts a vocabulary covers, and which tokens of a text it does not.
 
-A token is unknown if it is the unknown token ([UNK]), or a single letter of a script that the vocabulary has no words
-of: the vocabularies of English models contain most alphabets, and spell every Russian or Greek word letter by letter.
-Languages in a script that the vocabulary covers are not told apart: an English model reads German as rare words.
+A token is unknown if it is the unknown token ([UNK]), or a single letter of a script in which the vocabulary has no
+words: the vocabularies of English models contain most alphabets, and spell every Russian or Greek word letter by
+letter. Languages in a script that the vocabulary covers are not told apart: an English model reads German as rare words.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bertie.text.scripts import OTHER_SCRIPT
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
 
-# A script is covered by so many tokens of several letters, or of one letter where letters are words (Han). English
+# A script is covered by this many tokens of several letters, or of one letter where letters are words (Han). English
 # vocabularies have up to 10 and 488 (bert-base-uncased), multilingual ones from 126 and 13,550 (mBERT).
 WORDS, LETTERS = 50, 2000
 PREFIXES = "##", "▁"  # of tokens that continue a word, or begin one
 
 
 def uncovered_tokens(vocabulary: Mapping[str, int], unk_id: int | None) -> BoolArray:
-    """(vocabulary size,) which ids are the unknown token, or a letter of a script without words.
+    """(vocabulary size,) whether each id is the unknown token, or a letter of a script without words.
 
     >>> vocabulary = {"[UNK]": 0, "cat": 1, "##s": 2, "д": 3, "##а": 4, "α": 5}
     >>> uncovered_tokens(vocabulary, 0).tolist()
@@ -50,7 +50,7 @@ def uncovered_tokens(vocabulary: Mapping[str, int], unk_id: int | None) -> BoolA
 
 
 def count_flagged(flags: BoolArray, lengths: IntArray) -> IntArray | None:
-    """(N,) the flagged tokens of each of N texts, given end to end; None: there are none in any of them."""
+    """(N,) number of flagged tokens of each of N concatenated texts; None: there are none."""
     if not flags.any():
         return None
     ends, sums = np.cumsum(lengths), np.concatenate([[0], np.cumsum(flags)])

@@ -1,6 +1,6 @@
 """What a tokenizer returns: `Encoding` for one text, `Encodings` for many texts in flat arrays.
 
-Token ids and segment ids are computed at once. Character offsets, word ids and the like cost as much again, and few
+Token ids and segment ids are computed eagerly. Character offsets, word ids and the like double the cost, and few
 callers need them: they are read from the `tokenizers` library when they are first accessed.
 """
 
@@ -62,7 +62,7 @@ class LazyEncoding(Encoding):
         paired: bool,
         template: tuple[int, int] | None = None,
     ) -> LazyEncoding:
-        """Beside the constructor, which takes all fields; `template`: special tokens before and after a single text."""
+        """Create a lazy encoding; `template`: number of special tokens before and after a single text."""
         self, put = cls.__new__(cls), object.__setattr__  # frozen
         put(self, "ids", ids)
         put(self, "segments", segments)
@@ -101,7 +101,7 @@ class LazyEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encodings(Sequence[Encoding]):
-    """Many texts as tokens, end to end in flat arrays; indexing makes the `Encoding` of one text.
+    """The tokens of many texts, concatenated in flat arrays; indexing returns the `Encoding` of one text.
 
     >>> flat = Encodings(np.arange(6), np.zeros(6, np.int64), np.array([1, 3, 2]))
     >>> flat[1].ids.tolist()
@@ -145,7 +145,7 @@ class Encodings(Sequence[Encoding]):
 
         def details() -> tokenizers.Encoding:
             if load is None:
-                raise AttributeError("these encodings were made of token ids alone: they have no character offsets")
+                raise AttributeError("these encodings were created from token ids: they have no character offsets")
             return load(index)
 
         paired = self.paired is not None and bool(self.paired[index])
@@ -153,7 +153,7 @@ class Encodings(Sequence[Encoding]):
 
 
 def merge(parts: Sequence[tuple[IntArray, Encodings]]) -> Encodings:
-    """Encodings of disjoint sets of texts, in one order: `parts` gives the index of each text with its encodings."""
+    """Merge encodings of disjoint sets of texts; `parts` are the indices of the texts with their encodings."""
     if len(parts) == 1 and (len(parts[0][0]) < 2 or (np.diff(parts[0][0]) > 0).all()):
         return parts[0][1]
     order = np.argsort(np.concatenate([index for index, _ in parts]))
@@ -168,7 +168,7 @@ def merge(parts: Sequence[tuple[IntArray, Encodings]]) -> Encodings:
 
 
 def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
-    """Consecutive integers from each start, end to end.
+    """Concatenated ranges of consecutive integers, one from each start.
 
     >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]

@@ -1,4 +1,4 @@
-"""Checks of what is to be tokenized."""
+"""Checks of texts and pairs before tokenization."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from bertie.errors import InputError
 
-# For what tables and files hold in place of texts; NaN is a float.
+# For values that tables and files contain instead of texts; NaN is a float.
 _ADVICE = dict.fromkeys(("NoneType", "NAType", "float"), "; leave out missing texts") | {
     "bytes": "; decode it",
     "list": "; join words with spaces, or pass lists of words to Tagger.predict",
@@ -24,7 +24,7 @@ def checked_item(item: Any, index: int) -> str | tuple[str, str]:
 
 
 def checked_text(text: Any, where: str) -> str:
-    """Check that a text is a str that can be encoded in UTF-8; an error calls it `where`."""
+    """Check that a text is a str that can be encoded in UTF-8; errors refer to it as `where`."""
     if not isinstance(text, str):
         raise InputError(f"{where} must be a str, not {(kind := type(text).__name__)}{_ADVICE.get(kind, '')}")
     try:

@@ -57,8 +57,8 @@ class LegacyTokenizer:
     bos: str | None = None
     eos: str | None = None
     extra: tuple[str, ...] = ()  # other special tokens, if the vocabulary has them
-    mask_lstrip: bool = False  # the mask token includes the space before it
-    appended: tuple[str, ...] = ()  # special tokens that follow the vocabulary if it lacks them
+    mask_lstrip: bool = False  # the mask token includes the preceding space
+    appended: tuple[str, ...] = ()  # special tokens to append if the vocabulary lacks them
     single: str = "{cls}:0 $A:0 {sep}:0"
     pair: str = "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1"
     segments: bool = True  # False: the model gets zeros instead of the template's segment ids

@@ -18,20 +18,20 @@ PLACE = 1  # after [CLS]
 
 
 class PrefixTokenizer(Tokenizer):
-    """A tokenizer that marks every text with a token, which counts as a special token: each window has it."""
+    """A tokenizer that inserts a marker token into every text; it counts as a special token, so each window has it."""
 
     _prefix_id: int
 
     @classmethod
     def create(cls, tokenizer: Tokenizer, prefix_id: int) -> PrefixTokenizer:
-        """The given tokenizer with a token after the first one."""
+        """Wrap a tokenizer: `prefix_id` is inserted after the first token of each text."""
         marked = cls.__new__(cls)
         marked.__dict__.update(tokenizer.__dict__)
         marked._prefix_id = prefix_id
         return marked
 
     def encode_flat(self, items: Sequence[str | tuple[str, str]], *, offsets: bool = False) -> Encodings:
-        """As `Tokenizer.encode_flat`, with the token in every text."""
+        """Like `Tokenizer.encode_flat`, with the marker token in every text."""
         plain = super().encode_flat(items, offsets=offsets)
         if plain.paired is not None and plain.paired.any():
             raise InputError("a pair of texts cannot be marked as a query or a document")
@@ -48,7 +48,7 @@ class PrefixTokenizer(Tokenizer):
         )
 
     def encode(self, text: str, pair: str | None = None, special: bool = True) -> Encoding:
-        """One text with the token."""
+        """Encode one text with the marker token."""
         if pair is not None or not special:
             return super().encode(text, pair, special)
         return self.encode_flat([text])[0]
@@ -56,7 +56,7 @@ class PrefixTokenizer(Tokenizer):
 
 @dataclass(frozen=True)
 class _MarkedDetails:
-    """What the library says of a text, with one more special token."""
+    """The library's encoding of a text, with the marker token inserted."""
 
     plain: tokenizers.Encoding
 

@@ -1,4 +1,4 @@
-"""Texts encoded word by word, after a prompt that every window repeats.
+"""Encode texts word by word, after a prompt that every window repeats.
 
 Words are those of GLiNER: letters and digits, joined by hyphens or underscores, or any other character by itself. Each
 word is tokenized alone, so that tokens never cross words. The prompt counts as special tokens: windows repeat it, and
@@ -36,7 +36,7 @@ def _empty() -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptedEncodings(Encodings):
-    """Texts after their prompts, with all details at once."""
+    """Texts after their prompts, with all details computed eagerly."""
 
     offsets: IntArray = field(default_factory=_empty)  # (T, 2)
     word_ids: IntArray = field(default_factory=_empty)  # (T,) -1: special tokens and prompts
@@ -87,13 +87,13 @@ def template_ids(tokenizer: Tokenizer) -> tuple[IntArray, IntArray]:
     text = np.flatnonzero(~encoding.special)
     if not len(text) or not encoding.special[[*range(text[0]), *range(text[-1] + 1, len(encoding))]].all():
         raise CheckpointError(
-            "the tokenizer's template for a single text is not supported: prompts have no place in it"
+            "the tokenizer's template for a single text is not supported: a prompt cannot be inserted into it"
         )
     return encoding.ids[: text[0]], encoding.ids[text[-1] + 1 :]
 
 
 def text_ranges(windows: Sequence[Window]) -> list[tuple[int, int]]:
-    """The first token of the text that each window reads, and the one after the last, as indices of the whole."""
+    """The range of text tokens (start, end) of each window, as indices into the whole encoding."""
     text = np.flatnonzero(windows[0].whole.sequence_ids == 0)
     if not len(text):
         return [(0, 0)] * len(windows)

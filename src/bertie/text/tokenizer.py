@@ -38,7 +38,7 @@ from bertie.text.tokenizer_settings import (
 )
 from bertie.text.wordpiece import state
 
-# Common names of special tokens: the last resort, where neither the folder nor the family names them.
+# Common names of special tokens: the fallback if neither the folder nor the family declares them.
 COMMON = {
     "cls": ("[CLS]", "<s>"),
     "sep": ("[SEP]", "</s>"),
@@ -90,8 +90,8 @@ class Tokenizer:
     def from_folder(cls, path: str | Path, legacy: LegacyTokenizer | None = None) -> Tokenizer:
         """Load the tokenizer of a checkpoint folder: its tokenizer.json, else its older vocabulary files.
 
-        `legacy` describes the family's tokenizer. It is used beside a tokenizer.json too: it knows whether the model
-        uses segment ids, and the names of special tokens that the folder does not give.
+        `legacy` describes the family's tokenizer. It is also used with a tokenizer.json: it declares whether the model
+        uses segment ids, and special tokens that the folder does not name.
         """
         folder = Path(path)
         settings = read_settings(folder)
@@ -127,7 +127,7 @@ class Tokenizer:
         return list(self._encode(list(items), range(len(items)), special=special, offsets=True))
 
     def encode_words(self, lists: Sequence[Sequence[str]]) -> list[tuple[IntArray, IntArray]]:
-        """Encode lists of words, each word by itself and without special tokens: token ids, and the word of each."""
+        """Encode lists of words, each word separately, without special tokens: token ids and their word indices."""
         try:
             raw = self._backend.encode_batch(lists, is_pretokenized=True, add_special_tokens=False)
         except Exception as error:
@@ -140,8 +140,8 @@ class Tokenizer:
         """Encode texts or pairs into flat arrays of token ids.
 
         ASCII texts for BERT's WordPiece go through `bertie.text.wordpiece`, all others through the `tokenizers`
-        library. Character offsets and the like are computed for a text when they are accessed; `offsets=True` has the
-        library compute them at once, which is cheaper where all of them are needed.
+        library. Character offsets and the like are computed for a text when they are accessed; `offsets=True` computes
+        them eagerly, which is cheaper if all of them are needed.
         """
         items = list(items)
         compiled = None if offsets else self._compiled
@@ -213,7 +213,7 @@ class Tokenizer:
         special: bool = True,
         paired: bool = True,
     ) -> Encodings:
-        """Encodings with what is derived from the texts: special tokens and, lazily, their details.
+        """Encodings with the number of special tokens and, lazily, the details of each text.
 
         `paired`: whether there may be pairs among the items.
         """
@@ -239,7 +239,7 @@ class Tokenizer:
 
     @cached_property
     def _template(self) -> tuple[int, int] | None:
-        """The number of special tokens before and after a single text; None if that cannot be told."""
+        """The number of special tokens before and after a single text; None if unknown."""
         mask = self._backend.encode_batch(["a"])[0].special_tokens_mask
         if 0 not in mask:
             return None
@@ -249,7 +249,7 @@ class Tokenizer:
     def _call_library(
         self, items: list[Any], index: Sequence[int], special: bool, offsets: bool
     ) -> list[tokenizers.Encoding]:
-        """Encode with the library. If it fails, the error names the item that is at fault."""
+        """Encode with the library. If it fails, the error names the invalid item."""
         # The fast method computes no offsets; without a post-processor it gives both texts of a pair the segment id 0.
         fast = not offsets and self._backend.post_processor is not None
         call = self._backend.encode_batch_fast if fast else self._backend.encode_batch
@@ -312,13 +312,13 @@ class Tokenizer:
         return self._role_id("unk")
 
     def count_unknown(self, encodings: Encodings) -> IntArray | None:
-        """(N,) the unknown tokens of each text, see `bertie.text.coverage`; None: there are none in any of them."""
+        """(N,) the unknown tokens of each text, see `bertie.text.coverage`; None: there are none."""
         flags = self._uncovered[encodings.ids]
         return count_flagged(flags if encodings.in_text is None else flags & encodings.in_text, encodings.lengths)
 
     @cached_property
     def _uncovered(self) -> BoolArray:
-        # Byte-level BPE knows every character; some folders name the token at the end of a text as the unknown one.
+        # Byte-level BPE covers every character; some folders declare the end-of-text token as the unknown token.
         unk_id = None if self.unk_id in self.encode("").ids else self.unk_id
         return uncovered_tokens(self._backend.get_vocab(with_added_tokens=True), unk_id)
 
@@ -344,7 +344,7 @@ class Tokenizer:
         return tokenizer
 
     def with_special_tokens(self, tokens: Sequence[str]) -> Tokenizer:
-        """A copy with more special tokens, those that it has already excepted."""
+        """A copy with these special tokens added, unless it has them already."""
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         add_missing(backend, [tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens])
         return Tokenizer(backend, self._legacy, self._settings)
@@ -375,8 +375,8 @@ class Tokenizer:
     def files(self) -> dict[str, bytes]:
         """The files that `save` writes, by name.
 
-        tokenizer_config.json is kept unchanged, unless it names a class that would make transformers rebuild the
-        tokenizer by other rules than those of tokenizer.json: then it names the generic class, which keeps them.
+        tokenizer_config.json is kept unchanged, unless its class would make transformers rebuild the tokenizer by
+        other rules than those of tokenizer.json: then it is rewritten with the generic class, which keeps them.
         """
         result = {"tokenizer.json": self._backend.to_str(pretty=True).encode("utf-8")}
         raw = self._settings.raw
@@ -414,7 +414,7 @@ class Tokenizer:
         return state(normalizer(self._legacy, self._settings, b""))
 
     def _find_special(self, pad: str | None) -> dict[str, str]:
-        """Special tokens by role: as the folder names them, else the family, else by common names."""
+        """Special tokens by role: declared by the folder, else by the family, else found by common names."""
         added = {t.content for t in self._backend.get_added_tokens_decoder().values() if t.special}
         unk = getattr(self._backend.model, "unk_token", None)
         special: dict[str, str] = {}

@@ -62,7 +62,7 @@ class TokenizerSettings:
 
 
 def check_agreement(settings: TokenizerSettings, tokenizer: Tokenizer, normalizer: Any) -> None:
-    """Refuse a folder whose tokenizer.json, with that normalizer, and tokenizer_config.json disagree."""
+    """Refuse a folder whose tokenizer.json (with this normalizer) and tokenizer_config.json disagree."""
     if settings.options.get("tokenizer_class") not in GENERIC:  # such a class reads none of the options
         _check_normalizer(settings, normalizer)
         _check_template(settings, tokenizer)
@@ -72,7 +72,7 @@ def _check_normalizer(settings: TokenizerSettings, normalizer: Any) -> None:
     """Refuse disagreement about normalization.
 
     tokenizer.json should win, but transformers follows tokenizer_config.json. The model may have been
-    trained with either, so there is no telling which one is wrong.
+    trained with either, so it is unknown which one is wrong.
     """
     if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
         return

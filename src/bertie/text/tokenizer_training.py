@@ -47,10 +47,10 @@ def train(
     limit_alphabet: int = 1000,
     max_length: int | None = 512,
 ) -> Tokenizer:
-    """Train a tokenizer of `vocab_size` tokens, or fewer if the texts have no more.
+    """Train a tokenizer with `vocab_size` tokens, or fewer if the texts do not contain enough.
 
     `kind`: BERT's WordPiece, the byte-level BPE of RoBERTa and ModernBERT, or the Unigram model of
-    ALBERT and DeBERTa-v3. `style` names the special tokens: [CLS] A [SEP] B [SEP], or
+    ALBERT and DeBERTa-v3. `style` selects the special tokens: [CLS] A [SEP] B [SEP], or
     <s> A </s></s> B </s>; `special_tokens` adds others. `lowercase` is by default True for WordPiece
     and False otherwise. Tokens that occur less than `min_frequency` times are not learned, nor
     characters beyond the `limit_alphabet` most frequent ones.
@@ -86,9 +86,9 @@ def train(
 
 
 def extend(folder: str | Path, texts: Iterable[str], new_tokens: int = 1000, *, min_frequency: int = 5) -> Tokenizer:
-    """Append up to `new_tokens` words of texts to the WordPiece vocabulary of a folder; old ids stay the same.
+    """Extend the WordPiece vocabulary of a folder by up to `new_tokens` words of texts; existing ids are kept.
 
-    The words are those that save the most tokens in total. The model's embeddings must be extended
+    The new words are those that save the most tokens in total. The model's embeddings must be extended
     to the new `vocab_size` (`bertie.training.pretrain.initialization.extend_vocabulary`).
     """
     if new_tokens < 1:
@@ -107,7 +107,7 @@ def extend(folder: str | Path, texts: Iterable[str], new_tokens: int = 1000, *, 
             pieces = backend.model.tokenize(word)
             savings[word] = count * (len(pieces) - 1 or pieces[0].value == state["model"]["unk_token"])
     added = sorted((word for word in savings if savings[word]), key=lambda word: (-savings[word], word))[:new_tokens]
-    # Added tokens may have any ids, so that the number of tokens does not say which ids are free.
+    # Added tokens may have any ids, so the number of tokens does not determine which ids are free.
     free = max(backend.get_vocab(with_added_tokens=True).values()) + 1
     state["model"]["vocab"] |= {word: free + i for i, word in enumerate(added)}
     raw = {name: data for name, data in files.items() if name != "tokenizer.json"}
@@ -134,7 +134,9 @@ def check_free(folder: str | Path, *, overwrite: bool = False) -> None:
     names = {file.name for file in target.iterdir()}
     others = names - {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
     if others:
-        raise ExistsError(f"{folder} contains other files than a tokenizer's ({min(others)}); choose another folder")
+        raise ExistsError(
+            f"{folder} contains files that do not belong to a tokenizer ({min(others)}); choose another folder"
+        )
     if names and not overwrite:
         raise ExistsError(f"{folder} exists already; pass overwrite to replace it, or choose another folder")
 
@@ -199,7 +201,7 @@ def _add_special_tokens(
     max_length: int | None,
 ) -> Tokenizer:
     """Add the special tokens and the post-processing template."""
-    # Where a space belongs to the word after it, the one before a mask belongs to the masked word.
+    # If a space belongs to the following word, the space before a mask belongs to the masked word.
     mask_lstrip = kind != "wordpiece"
     named = {
         role: AddedToken(text, special=True, normalized=False, lstrip=mask_lstrip and role == "mask")

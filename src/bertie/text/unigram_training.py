@@ -20,8 +20,8 @@ from bertie.text.legacy import METASPACE
 
 MAX_PIECE_LENGTH = 16  # in characters, as in SentencePiece
 _MAX_WORDS = 200_000  # only the most frequent words are used
-_MAX_SPAN = 24  # characters of a span: so few that no product of probabilities underflows
-_NATS_PER_CHARACTER = 2.5  # about what a character of text costs; scaling by it keeps products near 1
+_MAX_SPAN = 24  # maximum characters of a span, so that no product of probabilities underflows
+_NATS_PER_CHARACTER = 2.5  # typical negative log-likelihood per character; scaling by it keeps products near 1
 _PRUNING = 0.75  # share of the pieces that each round keeps, as in SentencePiece
 
 Floats = NDArray[np.float64]

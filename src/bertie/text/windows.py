@@ -1,7 +1,7 @@
 """Texts beyond a model's maximum length, read in overlapping windows.
 
-A window is what the model reads at once: the special tokens, the short text of a pair whole, and a span of the long
-one. Spans begin and end at paragraph, sentence or word boundaries where there are any nearby. Of the windows that
+A window is the input of one forward pass: the special tokens, a span of the text and, for a pair, the whole shorter
+text. Spans begin and end at paragraph, sentence or word boundaries if there are any nearby. Of the windows that
 contain a token, the one where it has the most context on both sides owns it, so that each token is owned once.
 """
 
@@ -35,7 +35,7 @@ _UNSPACED = (
 
 @dataclass(frozen=True)
 class Window:
-    """A part of an encoding that the model reads at once."""
+    """The part of an encoding that is read in one forward pass."""
 
     whole: Encoding
     indices: IntArray  # (n,) of the window's tokens in the whole encoding
@@ -49,7 +49,7 @@ class Window:
 
     @cached_property
     def tokens_read(self) -> int:
-        """Number of tokens of the text that it owns."""
+        """Number of text tokens that the window owns."""
         return int((self.owned & (self.whole.sequence_ids[self.indices] >= 0)).sum())
 
     def __len__(self) -> int:
@@ -62,15 +62,15 @@ def take(encoding: Encoding, indices: IntArray) -> Encoding:
 
 
 def whole_window(encoding: Encoding) -> Window:
-    """The window of a text that fits."""
+    """The window of a text that fits into one."""
     return _single(encoding, np.arange(len(encoding)))
 
 
 def windows(encoding: Encoding, texts: tuple[str, ...], max_length: int) -> list[Window]:
-    """Split an encoding with special tokens into windows of at most `max_length` tokens. One that fits is one window.
+    """Split an encoding with special tokens into windows of at most `max_length` tokens; one window if it fits.
 
-    `texts` are the text, or the two texts of a pair. Of a pair the longer text is split; both are, if the shorter one
-    alone would take more than half of the room: then every span of one is read with every span of the other.
+    `texts` are the text, or the two texts of a pair. Of a pair, the longer text is split; both are if the shorter one
+    alone would take more than half of the room: then every span of one is combined with every span of the other.
     """
     if len(encoding) <= max_length:
         return [whole_window(encoding)]
@@ -84,9 +84,9 @@ def windows(encoding: Encoding, texts: tuple[str, ...], max_length: int) -> list
 
 
 def sentence_windows(encoding: Encoding, texts: tuple[str, ...], max_length: int) -> list[Window]:
-    """One window for each sentence of a single text, without overlap; for more than one, if it does not fit into one.
+    """One window per sentence of a single text; a sentence that does not fit into one is split as by `windows`.
 
-    A pair is read as by `windows`.
+    A pair is split as by `windows`.
     """
     if len(texts) > 1 or not len(encoding.sequence_ids[encoding.sequence_ids == 0]):
         return windows(encoding, texts, max_length)

@@ -12,15 +12,15 @@ import tokenizers
 from bertie.errors import InputError
 from bertie.text.tokenizer import checked_text
 
-# No pre-tokenizer makes words that extend over whitespace. Texts are therefore split there and the
+# No pre-tokenizer creates words that span whitespace. Texts are therefore split there and the
 # pieces counted first, so that each distinct piece is normalized and pre-tokenized once. BERT's
 # normalizer deletes some of Python's whitespace as control characters: no split is made there.
 _PIECE = re.compile(r"[^\S\x0b\x0c\x1c-\x1f\x85]*[\S\x0b\x0c\x1c-\x1f\x85]+")
-_MAX_PIECES = 1 << 19  # distinct pieces held at a time
+_MAX_PIECES = 1 << 19  # distinct pieces held in memory
 
 
 def count_words(texts: Iterable[str], backend: tokenizers.Tokenizer) -> dict[str, int]:
-    """Count the words that a normalizer and pre-tokenizer make of texts, sorted by word.
+    """Count the words of texts after normalization and pre-tokenization, sorted by word.
 
     Memory grows with the number of distinct words, not with the texts.
 

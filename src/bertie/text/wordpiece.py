@@ -1,4 +1,4 @@
-"""BERT's WordPiece for ASCII texts in C++ (cpp/): the ids of the `tokenizers` library, about forty times as fast.
+"""BERT's WordPiece for ASCII texts in C++ (cpp/): the same ids as the `tokenizers` library, about forty times as fast.
 
 Built with the package where a compiler is available. Without one, for other kinds of tokenizers, and for texts that
 are not ASCII or that contain an added token such as [MASK], the `tokenizers` library is used.
@@ -114,7 +114,7 @@ class WordPiece:
             raise MemoryError("out of memory for the tokenizer's vocabulary")
 
     def encode(self, texts: Sequence[str]) -> tuple[IntArray, IntArray]:
-        """(T,) ids of ASCII texts, end to end, and (N,) their lengths: -1 for texts that the library has to encode."""
+        """(T,) concatenated ids of ASCII texts, and (N,) their lengths; -1 for texts that the library has to encode."""
         raw, ends = _join(texts)
         ids = np.empty(len(raw) + len(texts) * self._specials, np.int64)  # no token is shorter than a character
         lengths = np.empty(len(texts), np.int64)
@@ -127,7 +127,7 @@ class WordPiece:
         return ids[:total], lengths
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> tuple[Encodings, NDArray[np.bool_]]:
-        """Encodings of those pairs of ASCII texts that can be encoded here, and (N,) which ones these are."""
+        """Encode pairs of ASCII texts; returns the encodings of supported pairs, and (N,) which pairs are supported."""
         template = self.pair_template
         assert template is not None
         ids, lengths = self.encode(list(chain.from_iterable(pairs)))
@@ -162,7 +162,7 @@ class WordPiece:
 
 
 def state(part: Any) -> Any:
-    """A part of a tokenizer as it stands in tokenizer.json."""
+    """A component of a tokenizer as it is serialized in tokenizer.json."""
     return None if part is None else json.loads(part.__getstate__())
 
 
@@ -216,7 +216,7 @@ def _pair_template(backend: tokenizers.Tokenizer) -> PairTemplate | None:
 
 
 def _characters(backend: tokenizers.Tokenizer) -> tuple[bytes, bytes] | None:
-    """What the normalizer makes of each ASCII character, and its kind for the pre-tokenizer: found by asking them."""
+    """Each ASCII character after normalization, and its kind for the pre-tokenizer: found by calling both."""
     becomes, kinds = bytearray([DROPPED] * 256), bytearray(256)
     normalizer: Any = backend.normalizer
     pre_tokenizer: Any = backend.pre_tokenizer
