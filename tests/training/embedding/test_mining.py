@@ -83,7 +83,7 @@ def test_refusals() -> None:
         mine(Points(), ["0°"], ["1°"], ["3°"], max_ratio=2)
     with pytest.raises(InputError, match="mine takes a list of queries, not str"):
         mine(Points(), "0°", ["1°"], ["3°"])
-    with pytest.raises(InputError, match="no corpus"):
+    with pytest.raises(InputError, match="the corpus is empty"):
         mine(Points(), ["0°"], ["1°"], [])
 
 
