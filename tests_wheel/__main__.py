@@ -31,7 +31,8 @@ PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "d
 SKIPPED = re.compile(
     r"\b(DATA|WORK)\b|--data\b|(postgresql|lance)://|--ray\b|^torchrun|^hf |^bertie push|^tensorboard|^pip |--network|"
     r"papers/|clinic|modernbert-small|wiki\.txt|pages\.jsonl\.zst|--precision (bf16|fp8)|^curl |^python |"
-    r"(serve|inspect|-m) [\w-]+/[\w.-]+|m3e-small|my-electra"  # models of the hub
+    r"(serve|inspect|-m) [\w-]+/[\w.-]+|-m bert-base-uncased|m3e-small|my-electra|"  # models of the hub
+    r"pretrain bert-base"  # hours
 )
 OUTPUT = re.compile(r"(?<= -o )\S+")
 MADE = (

@@ -431,7 +431,7 @@ BAD: list[tuple[str, list[str], int, str]] = [
     ("unknown key", ["--recipe", "odd.toml"], 1, "did you mean 'epochs'?"),
     ("baseline without test", ["classify", "train.jsonl", "--baseline", "x"], 2, "name it with --test"),
     ("no device", ["classify", "train.jsonl", "--device", "nonsense"], 1, "--device nonsense cannot be used"),
-    ("weights of none", ["classify", "train.jsonl", "--class-weights", "bird=2"], 1, "class_weights names bird"),
+    ("weights of none", ["classify", "train.jsonl", "--class-weights", "bird=2"], 1, "has unknown labels: bird"),
     ("bad weights", ["classify", "train.jsonl", "--class-weights", "bird="], 2, "--class-weights takes LABEL=WEIGHT"),
     ("no such metric", ["classify", "train.jsonl", "--dev", "dev.jsonl", "--metric", "x"], 1, "metric='x' must be"),
 ]

@@ -57,7 +57,7 @@ def test_few_held_out_rows_cannot_tell() -> None:
     curve = LearningCurve("classify", "accuracy", "held-out", 30, points, extrapolate(points, band_sizes(8, 80)))
     assert curve.twice is not None
     assert not curve.twice.can_tell
-    assert "cannot tell what twice as many rows would bring" in curve.summary()
+    assert "cannot tell the gain from twice as many rows" in curve.summary()
     assert json.loads(json.dumps(curve.as_dict()))["twice"]["rows"] == 160
     assert plot_learning_curve(curve).count("<circle") == 3
 

@@ -106,7 +106,7 @@ def test_judgements_without_a_split_are_those_of_test(folder: Path) -> None:
     [
         ("qrels/test.tsv", tsv([("q0", "d1", 1), ("q9", "d1", 1)]), r"test\.tsv, row 2: .* no query 'q9' in .*queries"),
         ("qrels/test.tsv", tsv([("q0", "d1", 1), ("q0", "x", 1)]), r"test\.tsv, row 2: .* no document 'x' in .*corpus"),
-        ("qrels/test.tsv", tsv([("q0", "d1", 1), ("q0", "d1", 2)]), r"row 2: .*'q0'.*'d1' had another score"),
+        ("qrels/test.tsv", tsv([("q0", "d1", 1), ("q0", "d1", 2)]), r"row 2: conflicting scores for .*'q0' and .*'d1'"),
         ("qrels/test.tsv", tsv([("q0", "d1", "high")]), r"row 1 must hold two ids and an integer.*high"),
         ("qrels/test.tsv", "q0\td1\t1\nq1\td2\t1\n", "must begin with a header"),
         ("qrels/test.tsv", "query-id\tcorpus-id\nq0\td1\n", "must begin with a header"),
@@ -334,7 +334,7 @@ def test_the_command_finds_weights_on_another_split(
     assert main(["eval", *argv, "--tune", "test"]) == 2
     assert "must differ from the split that is evaluated" in capsys.readouterr().err
     assert main(["eval", *argv, "--weights", "dense=1"]) == 1
-    assert "must give each of dense, lexical, rerank a number" in capsys.readouterr().err
+    assert "must be numbers of at least 0 for each of dense, lexical, rerank" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["eval", *argv, "--weights", "dense"])
     assert "'dense' must be like dense=1,lexical=0.3,rerank=2" in capsys.readouterr().err

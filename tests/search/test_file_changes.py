@@ -136,7 +136,7 @@ def test_conflicting_ids_are_rejected(tmp_path: Path) -> None:
     store = Memory()
     store.refresh(tmp_path / "one")
     with pytest.raises(
-        InputError, match=r"two/a\.txt would get the document id 'a\.txt', which exists already \(from .*one/a\.txt"
+        InputError, match=r"two/a\.txt would get the document id 'a\.txt', which already exists \(from .*one/a\.txt"
     ):
         store.refresh(tmp_path / "two")
     (tmp_path / "one").rename(tmp_path / "three")

@@ -65,5 +65,5 @@ def test_weighted_score_fusion() -> None:
     + [{"dense": one, "lexical": 1.0} for one in (float("nan"), float("inf"))],
 )
 def test_weights_by_name_are_checked(weights: dict[str, float]) -> None:
-    with pytest.raises(InputError, match=r"weights=.* must give each of dense, lexical a number"):
+    with pytest.raises(InputError, match=r"weights=.* must be numbers of at least 0 for each of dense, lexical,"):
         check_weights(weights, ["dense", "lexical"])

@@ -185,7 +185,7 @@ def test_weights_of_dense_and_lexical(index: Index) -> None:
     assert [hit.document for hit in found][: len(by_words)] == [hit.document for hit in by_words]
     assert found[0].score == 1.0
     for wrong in ({"dense": 1}, {"dense": 1, "lexical": 1, "rerank": 1}, {"dense": 1, "lexical": -1}):
-        with pytest.raises(InputError, match=r"weights=.* must give each of dense, lexical a number"):
+        with pytest.raises(InputError, match=r"weights=.* must be numbers of at least 0 for each of dense, lexical,"):
             index.search(query, weights=wrong)
 
 
@@ -302,21 +302,21 @@ def test_add_refuses_what_it_would_misread(tmp_path: Path, index: Index) -> None
     pandas = pytest.importorskip("pandas")
     before = len(index)
     for documents, message in (
-        (str(tmp_path), "is a file or folder; for files there is refresh"),
-        (tmp_path, "for files there is refresh"),
-        ([tmp_path], "document 0 is .*; for files there is refresh"),
+        (str(tmp_path), "is a file or folder; use refresh.. for files"),
+        (tmp_path, "; use refresh.. for files"),
+        ([tmp_path], "document 0 is .*; use refresh.. for files"),
         (b"bytes", "not bytes"),
         (None, "not NoneType"),
         (7, "not int"),
-        ({"a": "the cat", "b": "the dog"}, "has the key 'text', and this has a, b; documents by id are written"),
-        ([("a", "the cat")], 'is tuple; .*a pair of id and text is written {"id": id'),
+        ({"a": "the cat", "b": "the dog"}, "needs the key 'text', but this one has a, b; pass documents by id as "),
+        ([("a", "the cat")], 'is tuple; .*pass an .id, text. pair as {"id": id'),
         (["a cat", None], "document 1 is NoneType; .*leave out missing texts"),
         (["a cat", float("nan")], "document 1 is float"),
-        ([{"texts": "a cat"}], "'text' is missing among texts; .*text= names another column"),
-        ([{"text": 7}], "'text' is 7; it must be a text"),
+        ([{"texts": "a cat"}], "'text' is missing among texts; .*text= selects another column"),
+        ([{"text": 7}], "'text' is 7; it must be a string"),
         ([{"text": "a", "id": None}], "the id 'id' is None"),
         ([{"text": "a", "id": 1}, {"text": "b", "id": 1}], "duplicate document id '1'"),
-        (pandas.DataFrame({"a": ["x"], "b": ["y"]}), "no column 'text'; name that of the texts with text=: a, b"),
+        (pandas.DataFrame({"a": ["x"], "b": ["y"]}), "no column 'text'; pass text= with one of: a, b"),
         (pandas.DataFrame({"text": ["a cat", None]}), "document 1: 'text' is"),
         ({"text": ["a", "b"], "id": [1]}, "different lengths: text: 2, id: 1"),
     ):
@@ -325,7 +325,7 @@ def test_add_refuses_what_it_would_misread(tmp_path: Path, index: Index) -> None
     assert len(index) == before
     with pytest.raises(InputError, match="'tags' is list; metadata must be scalar"):
         index.add(ROWS, text="body", id="key", metadata=["tags"])
-    with pytest.raises(InputError, match="no column 'colour'; there are: a"):
+    with pytest.raises(InputError, match="no column 'colour', only: a"):
         index.add(pandas.DataFrame({"a": ["x"]}), metadata=["colour"])
     with pytest.raises(InputError, match="metadata='year' must be a list"):
         index.add(ROWS, metadata="year")
@@ -552,7 +552,7 @@ def test_invalid_arguments(tmp_path: Path, embedder: Embedder, index: Index) -> 
         (lambda: index.search("a", k=0), "k=0"),
         (lambda: index.search("a", k="3"), "k='3' must be a whole number"),  # type: ignore[arg-type]
         (lambda: index.search("a", depth=0), "depth=0"),
-        (lambda: index.search(["a"]), "search takes a query, a str, not list; for several .* search_batch"),  # type: ignore[arg-type]
+        (lambda: index.search(["a"]), "search takes a query, a str, not list; use search_batch for several queries"),  # type: ignore[arg-type]
         (lambda: index.search(None), "search takes a query, a str, not NoneType$"),  # type: ignore[arg-type]
         (lambda: index.search("a", mode="exact"), "mode='exact'"),  # type: ignore[arg-type]
         (lambda: index.search_batch("a"), "list of queries"),

@@ -60,7 +60,7 @@ def test_hybrid_search_fuses_all_three(index: Index) -> None:
     assert {"dense", "sparse", "fused"} <= set(hit.scores)
     weights = {"dense": 0.0, "lexical": 0.0, "sparse": 1.0}
     assert documents(index.search(QUERY, 3, weights=weights)) == documents(index.search(QUERY, 3, mode="sparse"))
-    with pytest.raises(InputError, match="must give each of dense, lexical, sparse a number"):
+    with pytest.raises(InputError, match="must be numbers of at least 0 for each of dense, lexical, sparse"):
         index.search(QUERY, weights={"dense": 1, "lexical": 1})
 
 

@@ -109,7 +109,7 @@ def test_only_named_models_are_served(folder: Path) -> None:
     registry = Registry([folder], **ENGINE)
     try:
         for name in (str(folder), "bertie-small", "../my-model", ""):
-            with pytest.raises(NotFoundError, match="is not served here; there are: my-model"), registry.use(name):
+            with pytest.raises(NotFoundError, match="is not served here; served are: my-model"), registry.use(name):
                 pass
     finally:
         registry.close()

@@ -1,4 +1,4 @@
-"""Export a model to the formats of other runtimes: checked against the source at once, refused if it is wrong."""
+"""Export a model to the formats of other runtimes; files that differ from the source are rejected."""
 
 from __future__ import annotations
 
@@ -57,13 +57,12 @@ def export(
     True
 
     `model` is a folder, built-in name or hub id, a `Checkpoint`, or a task such as an `Embedder`, whose pooling and
-    head are then exported. Of a model with several heads, `task` or `head` says which. Several formats and precisions
-    may be listed; their files lie side by side in `folder`, with tokenizer and configs, as other libraries expect
-    them.
+    head are then exported. For a model with several heads, `task` or `head` selects one. Several formats and precisions
+    may be listed; their files are side by side in `folder`, with tokenizer and configs, as other libraries expect them.
 
     Each file is run on `texts` (built-in ones by default) and compared with the source. If an output's relative error
     exceeds `max_error` (by default 1e-4 in fp32, 0.01 in fp16, 0.25 in int8), an `ExportError` is raised and nothing is
-    left behind. The report is returned, and saved as export.json and README.md.
+    written. The report is returned, and saved as export.json and README.md.
     """
     formats, precisions = _listed("to", to, GraphFormat), _listed("precision", precision, GraphPrecision)
     out = Path(os.path.abspath(folder))
@@ -238,7 +237,7 @@ def _notes(source: ExportSource, files: Sequence[ExportedFile]) -> Iterator[str]
             "sentence-transformers pools last_hidden_state accordingly"
         )
     if any(not isinstance(pattern, Full) for pattern in padded.encoder.cfg.patterns):
-        yield "sliding and block-sparse attention are masks over full attention in the graph: right, but quadratic"
+        yield "sliding and block-sparse attention are masks over full attention in the graph: equivalent, but quadratic"
     done = {(file.format, file.precision) for file in files}
     if ("onnx", "int8") in done:
         yield "onnx int8: weights with one scale per output, activations with one per token, embedding tables in int8"

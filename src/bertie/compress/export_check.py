@@ -164,9 +164,9 @@ class ExportCheck:
             total.equal.append(source.argmax(1) == exported.argmax(1))
 
     def speed(self, run: GraphRunner) -> tuple[float, float]:
-        """Texts per second of a graph and of the source: the best of several rounds, in turns.
+        """Texts per second of a graph and of the source: the best of several alternating rounds.
 
-        In turns, because other work on the machine must not count against one of the two. The first round of each is
+        The rounds alternate, so that other work on the machine affects both. The first round of each is
         not counted.
         """
         turns: tuple[Callable[[int], object], ...] = (

@@ -109,7 +109,7 @@ def readme(report: ExportReport, sentence: SentenceModules | None) -> str:
         "## Compared with the source",
         "",
         f"{report.texts} texts with {report.tokens:,} tokens in ragged, padded batches; speed of the forward pass with "
-        f"{report.threads} threads, as a multiple of Bertie's in fp32, measured in turns.",
+        f"{report.threads} threads, as a multiple of Bertie's in fp32, measured alternately.",
         "",
         *report.table(),
         "",

@@ -38,7 +38,7 @@ class ExportedFile:
     bytes: int
     outputs: dict[str, OutputComparison]
     texts_per_second: float  # forward passes only, over the short texts in padded batches
-    source_texts_per_second: float  # Bertie's own in fp32, measured in turns with it
+    source_texts_per_second: float  # Bertie's own in fp32, measured alternately
 
     @property
     def speedup(self) -> float:
@@ -46,7 +46,7 @@ class ExportedFile:
         return self.texts_per_second / self.source_texts_per_second
 
     def problem(self, max_error: float) -> str | None:
-        """Why the file is wrong; None if it is right."""
+        """Why the file is rejected; None if it is accurate enough."""
         for name, output in self.outputs.items():
             if not output.relative_error <= max_error:  # so written because it may be NaN
                 return (
@@ -62,7 +62,7 @@ class ExportedFile:
 class ExportReport:
     """What `bertie.export` wrote, and how it compares with the source on the same texts.
 
-    `files` has one entry per graph. `notes` are sentences about what is not as in Bertie.
+    `files` has one entry per graph. `notes` are sentences about differences from Bertie.
     """
 
     model: str

@@ -1,1 +1,1 @@
-"""How good a model is, and how far that can be trusted: scores with intervals, calibration, leaks, noise, reports."""
+"""Evaluation of models: scores with confidence intervals, calibration, leaks, label noise, reports."""

@@ -116,7 +116,7 @@ def _fit_logistic(x: FloatArray, target: FloatArray) -> tuple[FloatArray, float]
 
 
 def no_answer_threshold(no_answer: ArrayLike, answered_score: ArrayLike, unanswerable: ArrayLike) -> float:
-    """The highest probability of "no answer" at which to answer, for the best mean score: SQuAD 2's best F1.
+    """Find the probability of "no answer" up to which to answer, for the best mean score: SQuAD 2's best F1.
 
     `answered_score` is that of each question's answer if it is given; "no answer" has the score 1 where it is right and
     0 elsewhere. The threshold lies halfway between two probabilities that occur.
@@ -220,7 +220,7 @@ class Abstention:
 def abstention(confidence: ArrayLike, correct: ArrayLike, precision: float) -> Abstention | None:
     """Find the lowest confidence threshold with the requested precision; None if there is none.
 
-    The lowest of many thresholds is a lucky one. So the plain precision is not enough: the Wilson lower
+    The lowest of many thresholds is partly luck, so its observed precision is not enough: the Wilson lower
     bound at one standard error must reach the target, over at least 20 predictions.
     """
     if not 0 < precision < 1:

@@ -21,10 +21,10 @@ def loss_trend(
 ) -> Verdict:
     """Whether the training loss was still falling at the end: "falling", "settled" or "too few steps".
 
-    It was falling if a straight line through the second half of the losses falls by more than 10%, its slope by more
-    than 2.5 standard errors from 0, and the loss is not yet low. It counts as settled all the same if the last
-    evaluation did not improve the score on dev data: longer training would not help. `curve` are rows with a loss,
-    `dev` the score after each evaluation.
+    It was falling if a straight line through the second half of the losses falls by more than 10%, its slope is more
+    than 2.5 standard errors from 0, and the loss is not yet low. It still counts as settled if the last evaluation did
+    not improve the score on dev data: longer training would not help. `curve` are rows with a loss, `dev` the score
+    after each evaluation.
 
     >>> losses = [1.0, 0.9, 0.8, 0.72, 0.65, 0.58, 0.53, 0.48, 0.43, 0.39, 0.35, 0.31]
     >>> loss_trend([{"loss": loss} for loss in losses])

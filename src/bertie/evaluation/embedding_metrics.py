@@ -50,7 +50,7 @@ class Thresholds:
 def pair_classification(
     same: ArrayLike, predicted: ArrayLike, thresholds: Thresholds, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Score]:
-    """Average_precision, which needs no threshold, and f1 and accuracy at thresholds fitted on other pairs.
+    """Compute `average_precision`, and `f1` and `accuracy` at thresholds fitted on other pairs.
 
     >>> scores = pair_classification([True, False, True], [0.9, 0.3, 0.4], Thresholds(0.5, 0.5), resamples=0)
     >>> scores["average_precision"].value, round(scores["accuracy"].value, 4)
@@ -84,7 +84,7 @@ def pair_classification(
 def clustering(
     vectors: ArrayLike, labels: Sequence[str], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Score]:
-    """V_measure, homogeneity and completeness of k-means clusters, as many as there are labels.
+    """Compute `v_measure`, `homogeneity` and `completeness` of k-means clusters, as many as there are labels.
 
     The interval is conditional on these clusters: the information content of each text's label and
     cluster is fixed, and texts are resampled. Recomputing frequencies within a resample would bias the

@@ -17,7 +17,7 @@ _EXCERPT = 300  # characters of a text
 
 
 def wrong_rows(kind: str, evaluation: Evaluation) -> IntArray:
-    """The rows with an error, the most confident (or the largest) first; empty where rows have no errors of their own.
+    """The rows with an error, the most confident (or the largest) first; empty for tasks without errors of single rows.
 
     >>> scores = {"mse": 0.5}
     >>> wrong_rows("regress", Evaluation(scores={}, gold=[1.0, 2.0, 3.0], predicted=[1.0, 2.5, 5.0])).tolist()

@@ -1,4 +1,4 @@
-"""Learning curves: scores by the number of training rows, and what more rows would bring.
+"""Learning curves: scores by the number of training rows, and the expected gain from more rows.
 
 The error 1 - score is taken to follow a power law with a floor, a + b · (n + m)^-c (Hestness et al., 2017). The offset
 m is for the beginning, where errors fall faster and faster: fewer rows than it takes to see each label a few times.
@@ -8,7 +8,7 @@ they predict is the interval. With few points and noisy scores that is wide, and
 The noise of a score has three sources:
 
 - the held-out rows, which are the same for all sizes: half of that variance moves the whole curve up or down, and the
-  other half each point of its own, as the errors of two models on the same rows are correlated by about 0.5;
+  other half each point independently, as the errors of two models on the same rows are correlated by about 0.5;
 - the training run and the choice of the rows: its standard deviation is assumed to be 0.03 √(e (1 - e)) for an error e,
   and corrected by what is measured if sizes are drawn several times.
 """
@@ -46,7 +46,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class Extrapolation:
-    """What training on more rows is expected to bring."""
+    """The expected score and gain of training on more rows."""
 
     rows: int
     score: Score
@@ -67,17 +67,17 @@ class LearningCurve:
 
     @property
     def twice(self) -> Extrapolation | None:
-        """What twice as many rows would bring; None with fewer than three sizes."""
+        """The extrapolation to twice as many rows; None with fewer than three sizes."""
         return next((point for point in self.band if point.rows == 2 * self.points[-1].rows), None)
 
     def summary(self) -> str:
         """One line for the console."""
         scores = ", ".join(f"{point.score.value:.3f} with {point.rows:,}" for point in self.points)
-        line = f"learning curve, {self.metric} on {self.held_out:,} {self.split} rows: {scores} rows of training"
+        line = f"learning curve, {self.metric} on {self.held_out:,} {self.split} rows: {scores} training rows"
         return f"{line}; {self.verdict()}"
 
     def verdict(self) -> str:
-        """What twice as many rows would bring, in words."""
+        """The expected gain from twice as many rows, in words."""
         twice = self.twice
         if twice is None:
             return "fewer than three sizes, so nothing can be said about more rows"
@@ -85,8 +85,8 @@ class LearningCurve:
         interval = f"95% interval {gain.low:+.3f} to {gain.high:+.3f}"
         if not twice.can_tell:
             advice = "evaluate on more rows, or draw more subsets"
-            return f"cannot tell what twice as many rows would bring ({interval}): {advice}"
-        return f"twice as many rows would bring about {gain.value:+.3f} ({interval}), to {twice.score.value:.3f}"
+            return f"cannot tell the gain from twice as many rows ({interval}): {advice}"
+        return f"expected gain from twice as many rows {gain.value:+.3f} ({interval}), to {twice.score.value:.3f}"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -94,8 +94,8 @@ def _gather(starts: IntArray, columns: IntArray, values: FloatArray, weights: Fl
 class TfIdf:
     """Words and word bigrams of one or two texts, with logarithmic counts, smoothed IDF and rows of length 1.
 
-    The words of a pair are told apart; those that both texts have are features of their own, and so is
-    the cosine of the two.
+    The words of the two texts of a pair are distinct features; words in both texts are additional
+    features, and so is the cosine of the two.
     """
 
     def __init__(self, max_features: int = 100_000) -> None:

@@ -108,7 +108,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineResult:
-    """A cheap baseline on the rows that the model is judged by."""
+    """A cheap baseline on the rows that the model is evaluated on."""
 
     name: str
     score: Score
@@ -191,7 +191,7 @@ class ModelReport:
     abstention: Abstention | None = None
     comparison: Comparison | None = None
     baselines: BaselineTable | None = None
-    findings: Sequence[str] = ()  # what a reader must know first: the model beats no baseline, training was too short
+    findings: Sequence[str] = ()  # shown first: a baseline was not beaten, training was too short
     token_coverage: Mapping[str, TokenCoverage] | None = None  # by split
     timings: Mapping[str, float] | None = None
     versions: Mapping[str, str] | None = None

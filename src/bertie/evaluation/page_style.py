@@ -1,4 +1,4 @@
-"""The template, stylesheet and script of report pages: light, dark and print, and nothing from elsewhere."""
+"""The template, stylesheet and script of report pages: light, dark and print, without external resources."""
 
 PAGE = """<!doctype html>
 <html lang="en">

@@ -95,7 +95,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands above the sections: warnings, headline figures, and a sentence."""
+    """The top of a page: warnings, headline figures, and a sentence."""
 
     notices: Sequence[str] = ()
     tiles: Sequence[Tile] = ()

@@ -1,4 +1,4 @@
-"""The top of a model report: what must be known first, and headline figures."""
+"""The top of a model report: findings and headline figures."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _time_tile(report: ModelReport) -> Tile | None:
 
 
 def duration(seconds: float) -> str:
-    """A time in the units that people use.
+    """Format a duration in seconds, minutes or hours.
 
     >>> duration(12.34), duration(95), duration(4000)
     ('12 s', '1 min 35 s', '1 h 7 min')

@@ -44,7 +44,7 @@ MOST_IN_GRID = 20  # labels of a confusion matrix with numbers; a heat map has n
 
 
 class DerivedTables:
-    """What all three files need, computed once."""
+    """Tables that the report files share, computed once."""
 
     def __init__(self, report: ModelReport) -> None:
         self.labels: dict[str, list[LabelSlice]] = {}
@@ -136,7 +136,7 @@ def _baselines(report: ModelReport) -> Section | None:
         alt, [("this model", table.model, "a"), *((r.name, r.score, "b") for r in results)], table.metric
     )
     tested = f"{table.rows:,}" if table.rows == table.rows_total else f"{table.rows:,} of {table.rows_total:,}"
-    text = f"What little effort achieves, on the same rows of {table.split} as the model ({tested}). "
+    text = f"Cheap baselines on the same rows of {table.split} as the model ({tested}). "
     if table.training_rows < table.training_rows_total:
         text += f"Trained on {table.training_rows:,} of {table.training_rows_total:,} rows. "
     if table.encoder is not None and any("frozen" in r.name for r in results):
@@ -260,7 +260,7 @@ def _confusion(report: ModelReport, matrix: Confusion | None) -> Section | None:
     labels, counts = confusion_cells(evaluation)
     caption = (
         f"All {len(labels)} labels, with those that are confused side by side: rows are gold, columns predicted. "
-        "Point at a cell for its labels, click to enlarge."
+        "Hover over a cell for its labels; click to enlarge."
     )
     folded = Folded(f"The {MOST_IN_GRID} most confused labels in numbers", [grid])
     heat = Plot(plots.heat_map(f"Confusion heat map of {len(labels)} labels on {split}", labels, counts), caption)
@@ -338,7 +338,7 @@ def _label_issues(report: ModelReport, split: str) -> Section | None:
         return None
     text = (
         f"{len(issues)} gold labels of {split} that are most likely wrong (confident learning), for review: "
-        " the model itself may be wrong. None was changed."
+        "the model itself may be wrong. None was changed."
     )
     labels, texts = evaluation.labels, evaluation.texts
     rows = [

@@ -32,7 +32,7 @@ METRICS = {"ndcg_10": "nDCG@10", "map": "AP", "recall_100": "R@100", "mrr": "RR"
 
 
 def retrieval(qrels: Qrels, run: Run, *, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Score]:
-    """Ndcg_10, map, recall_100 and mrr over the queries that have a relevant document; others are left out.
+    """Compute `ndcg_10`, `map`, `recall_100` and `mrr` over the queries with a relevant document; others are left out.
 
     ndcg_10 uses the relevance grade as the gain. A query that is missing from the run scores 0. Ties are
     ordered by document id, as in trec_eval.

@@ -21,7 +21,7 @@ from bertie.text.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What all layers of one forward pass share: the resolved backends and what follows from the positions."""
+    """Values that all layers of one forward pass share: the resolved backends and tensors derived from positions."""
 
     ops: DispatchTable
     rotations: dict[RotaryKey, tuple[Tensor, Tensor]]  # by base frequency and scaling: cos, sin (T, d)

@@ -70,7 +70,7 @@ class ElmoConfig:
 
     @property
     def dimension(self) -> int:
-        """Of a word's vectors: both directions."""
+        """The dimension of a word's vectors: both directions."""
         return DIRECTIONS * self.width
 
 
@@ -98,7 +98,7 @@ class CharacterEncoder(nn.Module):
         self.projection = nn.Linear(cfg.filter_width, cfg.width) if cfg.project_characters else nn.Identity()
         nn.init.normal_(self.embedding)
         for module in self.modules():
-            if isinstance(module, nn.Conv1d | nn.Linear):  # so that different words differ, without training, too
+            if isinstance(module, nn.Conv1d | nn.Linear):  # so that different words differ even without training
                 nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
                 nn.init.zeros_(cast(Tensor, module.bias))
 
@@ -216,11 +216,11 @@ class ElmoModel(nn.Module):
         return self.characters.embedding.device
 
     def forward(self, ids: Tensor, words: Tensor, lengths: Sequence[int]) -> Tensor:
-        """All layers of all words, those of the characters first.
+        """Compute all layers of all words, the character encoder's output first.
 
         Args:
-            ids: (U, characters) of each different word.
-            words: (T,) which of them each word of the flat batch is, boundaries of sentences included.
+            ids: (U, characters) character ids of each distinct word.
+            words: (T,) index into `ids` of each word of the flat batch, sentence boundaries included.
             lengths: words of each sentence, boundaries included.
 
         Returns:

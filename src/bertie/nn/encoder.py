@@ -91,10 +91,10 @@ class Encoder(nn.Module):
         return last
 
     def freeze(self, layers: int) -> None:
-        """Let the embeddings and this many lower layers, which do not train, run without dropout.
+        """Run the embeddings and this many lower layers, which are not trained, without dropout.
 
-        On a CPU they go through the compiled encoder while the layers above are trained. As nothing about them is
-        random, their outputs are kept for the next epoch, up to a limit.
+        On a CPU they go through the compiled encoder while the layers above are trained. They are
+        deterministic, so their outputs are cached for the next epoch, up to a limit.
         """
         tops = [self.cfg.depth - self.cfg.layer_map[::-1].index(block) for block in self.cfg.layer_map[:layers]]
         layers = layers if all(top <= layers for top in tops) else 0  # no block is shared with a layer above
@@ -104,7 +104,7 @@ class Encoder(nn.Module):
             self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
-        """As in `nn.Module`; what is frozen stays in evaluation mode."""
+        """As in `nn.Module`; frozen layers stay in evaluation mode."""
         super().train(mode)
         if self.frozen_layers:
             for part in (self.embeddings, *(self.blocks[number] for number in self._frozen_blocks())):
@@ -152,7 +152,7 @@ class Encoder(nn.Module):
             yield x
 
     def pass_context(self, batch: Batch) -> PassContext:
-        """What the layers of one forward pass share."""
+        """The values that the layers of one forward pass share."""
         rotations = rotary_tables(self.rotary, batch.positions, self.cfg.head_width) if self.rotary else {}
         if self.relative is None:
             return PassContext(self.dispatch(), rotations)

@@ -79,7 +79,7 @@ class Head(nn.Module):
         return out
 
     def vocabulary_logits(self, x: Tensor, words: Tensor) -> Tensor:
-        """(N, D) -> (N, V) for few rows, such as those of masks; on a CPU independent of the other rows to the bit."""
+        """(N, D) -> (N, V) for few rows, such as masked tokens; on a CPU bit-identical whatever the other rows are."""
         if x.device.type != "cpu" or not len(x):
             return self.project(x, words)
         matrix, bias = (words, self.bias) if self.out is None else (self.out.weight, self.out.bias)

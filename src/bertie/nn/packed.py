@@ -1,4 +1,4 @@
-"""An encoder's weights as the compiled library wants them (ops/native), packed once and reused while unchanged."""
+"""An encoder's weights in the layout of the compiled library (ops/native), packed once and reused while unchanged."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(encoder: Encoder, batch: Batch, depth: int | None = None) -> Tensor | No
 
 
 def run_frozen(encoder: Encoder, batch: Batch, layers: int) -> Tensor | None:
-    """As `run` for frozen layers, whose outputs are kept: a text that comes again is not computed again.
+    """As `run` for frozen layers, whose outputs are cached: a text that was seen before is not computed again.
 
     That is exact, as a text's result does not depend on the other texts of its batch.
     """
@@ -87,7 +87,7 @@ def run_frozen(encoder: Encoder, batch: Batch, layers: int) -> Tensor | None:
 
 
 def forget_frozen(encoder: Encoder) -> None:
-    """Free what was kept for the frozen layers of an encoder."""
+    """Free the cached outputs of an encoder's frozen layers."""
     for depth in [depth for depth, packed in _cache.get(encoder, {}).items() if packed.outputs]:
         del _cache[encoder][depth]
 
@@ -168,7 +168,7 @@ class _Packed:
             self.native.watch(weight)
 
     def keep(self, outputs: Mapping[bytes, Tensor]) -> None:
-        """Keep the outputs of texts, until the limit is reached."""
+        """Cache the outputs of texts, until the limit is reached."""
         for key, hidden in outputs.items():
             self._free -= len(key) + hidden.numel() * hidden.element_size()
             if self._free < 0:

@@ -1,4 +1,4 @@
-"""Whether a module's weights, submodules and hooks are those that they were: for what is derived from the weights."""
+"""Detect changes of a module's weights, submodules and hooks, to invalidate what is derived from them."""
 
 from __future__ import annotations
 

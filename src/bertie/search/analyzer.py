@@ -9,13 +9,13 @@ from typing import Any
 
 from bertie.errors import InputError, MissingPackageError
 
-WORD = re.compile(r"\b\w\w+\b")  # the default of bm25s: words of at least two letters
+WORD = re.compile(r"\b\w\w+\b")  # the default of bm25s: words of at least two characters
 
 
 class Analyzer:
     """Turns text into terms: lower-cased words without stop words, stemmed by Snowball.
 
-    `language` is a language of Snowball, or None to keep words as they are.
+    `language` is the name of a Snowball stemmer, or None to disable stemming and stop words.
 
     >>> analyzer = Analyzer("english")
     >>> analyzer.terms("The cats were running, and running")
@@ -50,7 +50,7 @@ class Analyzer:
         return [term for word in WORD.findall(text) if (term := self.term(word))]
 
     def spans(self, text: str, terms: Collection[str]) -> list[tuple[int, int]]:
-        """Return the character spans of the words that have one of these terms."""
+        """Return the character spans of the words whose term is in `terms`."""
         return [match.span() for match in WORD.finditer(text) if self.term(match.group()) in terms]
 
 

@@ -19,7 +19,7 @@ HEADER_BYTES = 128  # of a .npy file; one without data cannot be memory-mapped
 
 
 def save_arrays(folder: Path, arrays: Arrays, owner: str, texts: Mapping[str, str] | None = None) -> None:
-    """Write arrays, and texts by file name, atomically; `owner` is the id of what they belong to."""
+    """Write arrays, and texts by file name, atomically; `owner` identifies the index (and model) they belong to."""
     folder.parent.mkdir(exist_ok=True)
     with draft_folder(folder) as draft:
         for name, values in arrays.items():
@@ -31,7 +31,7 @@ def save_arrays(folder: Path, arrays: Arrays, owner: str, texts: Mapping[str, st
 
 
 def load_arrays(folder: Path, owner: str) -> dict[str, NDArray[Any]] | None:
-    """Memory-map saved arrays; None if they are corrupt, or belong to something else."""
+    """Memory-map saved arrays; None if they are corrupt, or have another owner."""
     try:
         if corrupt_array_file(folder, owner):
             return None
@@ -47,7 +47,7 @@ def _load(file: Path) -> NDArray[Any]:
 
 
 def corrupt_array_file(folder: Path, owner: str) -> str | None:
-    """Return the name of a corrupt file of a saved folder."""
+    """Return the name of the first corrupt file in a saved folder; None if all are intact."""
     try:
         record = json.loads((folder / "checksums.json").read_text())
         if record.pop("checksum") != _checksum(record) or record["index"] != owner:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from bertie.search.index import Index
     from bertie.tasks.answer import Reader
 
-DEFAULT_PASSAGES = 5  # that are read
+DEFAULT_PASSAGES = 5  # passages read per question
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FoundAnswer(Displayed):
-    """An answer and its place: characters `start` to `end` of a document."""
+    """An answer and its location: characters `start` to `end` of a document."""
 
     text: str
     score: float  # its probability among the best spans and "no answer"
@@ -30,26 +30,26 @@ class FoundAnswer(Displayed):
     start: int
     end: int
     source: str | None  # path of the file that the document was read from
-    passage: SearchHit  # that the answer was read from
+    passage: SearchHit  # the passage that contains the answer
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AskResult(Displayed):
-    """The answers to a question, best first; none if "no answer" is more probable than the threshold."""
+    """The answers to a question, best first; empty if the probability of "no answer" exceeds the threshold."""
 
     question: str
     answers: tuple[FoundAnswer, ...]
     no_answer_score: float  # the probability of "no answer"
-    passages: tuple[SearchHit, ...]  # that were read, best first
-    timings: Mapping[str, float]  # seconds of each stage
-    tokens_total: int  # of the passages
+    passages: tuple[SearchHit, ...]  # the passages read, best first
+    timings: Mapping[str, float]  # seconds per stage
+    tokens_total: int  # in the passages
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
 
     @property
     def has_answer(self) -> bool:
-        """Whether there is an answer."""
+        """Whether any answer was found."""
         return bool(self.answers)
 
     @property
@@ -59,7 +59,7 @@ class AskResult(Displayed):
 
 
 def default_reader(index: Index) -> Reader:
-    """The question answering head of the index's own model, if it has one, otherwise of the built-in model."""
+    """Return the question answering head of the index's model, or that of the built-in model if it has none."""
     from bertie.tasks.answer import Reader
 
     checkpoint = index.embedder.checkpoint
@@ -70,7 +70,7 @@ def default_reader(index: Index) -> Reader:
 def read_passages(
     results: SearchResults, reader: Reader, *, top_k: int = 1, no_answer_threshold: float | None = None
 ) -> AskResult:
-    """Answer a query from the passages that were found for it."""
+    """Answer a query from its retrieved passages."""
     if top_k < 1:
         raise InputError(f"top_k={top_k} must be at least 1")
     hits = results.hits
@@ -79,7 +79,7 @@ def read_passages(
     begin = time.perf_counter()
     # Neighbouring passages overlap, so the same span may be found twice.
     options: dict[str, Any] = {"top_k": 2 * top_k if top_k > 1 else 1, "no_answer_threshold": no_answer_threshold}
-    with no_warning():  # the passages were counted when they were indexed
+    with no_warning():  # unknown tokens were reported when the passages were indexed
         result = reader.answer(results.query, [hit.text for hit in hits], progress=False, **options)
     answers: dict[tuple[str, int, int], FoundAnswer] = {}
     for span in result.answers if result.has_answer else ():

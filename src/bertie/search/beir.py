@@ -2,8 +2,8 @@
 
 A BEIR folder holds `corpus.jsonl`, `queries.jsonl` and the relevance judgments of each split, such as
 `qrels/test.tsv`. Ids may be called `id` instead of `_id`, a split may have its own queries
-(`queries.test.jsonl`), judgments may be next to the corpus (`qrels.test.tsv`, or `qrels.tsv` where there
-is only one split), and every file may be compressed.
+(`queries.test.jsonl`), judgments may be next to the corpus (`qrels.test.tsv`, or `qrels.tsv` if there is
+only one split), and every file may be compressed.
 
     dense_run               exact search by embeddings
     bm25_run                BM25
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 DEPTH = 1000  # documents kept per query
 RERANK_DEPTH = 100  # documents reranked per query
-BLOCK = 256  # documents embedded at once
+BLOCK = 256  # documents embedded per call
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class RetrievalDataset:
 
 
 def read_beir(folder: str | Path, split: str = "test") -> RetrievalDataset:
-    """Read a BEIR folder. Title and text are joined by a space; queries without judgments are left out.
+    """Read a BEIR folder. Title and text are joined by a space; queries without judgments are dropped.
 
-    A duplicate document id is an error if it has judgments. Otherwise the later document is used, as in
-    BEIR's own reader, with a warning.
+    A duplicate document id is an error if it has judgments. Otherwise a warning is issued and the later
+    document is used, as in BEIR's own reader.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -73,7 +73,7 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalDataset:
     for number, query, document, grade in _read_qrels(judgments):
         if qrels.setdefault(query, {}).setdefault(document, grade) != grade:
             raise InputError(
-                f"{judgments.name}, row {number}: query {query!r} and document {document!r} had another score before"
+                f"{judgments.name}, row {number}: conflicting scores for query {query!r} and document {document!r}"
             )
         first_row["query"].setdefault(query, number)
         first_row["document"].setdefault(document, number)
@@ -93,7 +93,7 @@ def _read_queries(table: InputTable, qrels: Qrels) -> dict[str, str]:
             continue
         text = text_cell(table, number, row, "text")
         if name in queries or not text.strip():
-            problem = "is a duplicate" if name in queries else "is empty; fill it in, or leave it out"
+            problem = "is a duplicate" if name in queries else "is empty; fill it in or remove it"
             raise InputError(f"{table.name}, row {number}: the query {name!r} {problem}")
         queries[name] = text
     return queries
@@ -106,7 +106,7 @@ def _read_corpus(table: InputTable, judged: Mapping[str, int]) -> dict[str, str]
             message = f"{table.name}, row {number}: duplicate id {name!r}"
             if name in judged:
                 raise InputError(f"{message}, which has relevance judgments; give each document its own id")
-            warnings.warn(f"{message}; the earlier document is left out", stacklevel=3)
+            warnings.warn(f"{message}; the earlier document is dropped", stacklevel=3)
         corpus[name] = _title_and_text(table, number, row)
     return corpus
 
@@ -174,7 +174,8 @@ def _title_and_text(table: InputTable, number: int, row: Row) -> str:
 def dense_run(dataset: RetrievalDataset, embedder: Embedder, *, advance: Callable[[int], None] | None = None) -> Run:
     """Retrieve by embeddings: exact search with the checkpoint's similarity function and prompts.
 
-    Memory does not grow with the corpus. `advance` is called with the number of documents done.
+    The embeddings of the corpus are not kept in memory. After each block, `advance` is called with the number of
+    documents in it.
     """
     prompts = embedder.modules.prompts
     queries = embedder.embed(dataset.queries.values(), prompt_name=find_prompt(prompts, QUERY_PROMPTS))
@@ -209,13 +210,13 @@ class _TopDocuments:
             self._indices = np.take_along_axis(self._indices, top, axis=1)
 
     def ranking(self, query: int, names: Sequence[str]) -> dict[str, float]:
-        """The documents of a query in descending order of score."""
+        """Return the documents of a query and their scores, in descending order of score."""
         scores, indices = self._scores[query], self._indices[query]
         return {names[indices[i]]: float(scores[i]) for i in np.lexsort((indices, -scores))}
 
 
 def bm25_run(dataset: RetrievalDataset) -> Run:
-    """Retrieve by BM25, as `bertie.Index` does. Documents that share no word with a query are not retrieved."""
+    """Retrieve by BM25, as `bertie.Index` does. Documents that share no term with a query are not retrieved."""
     from bertie.search.analyzer import Analyzer
     from bertie.search.bm25 import BM25Index
 
@@ -248,9 +249,9 @@ def rerank_run(
     depth: int = RERANK_DEPTH,
     advance: Callable[[int], None] | None = None,
 ) -> Run:
-    """Rerank the top `depth` documents of each query; the others follow in their old order.
+    """Rerank the top `depth` documents of each query; the others follow in their original order.
 
-    `advance` is called with the number of pairs done.
+    After each query, `advance` is called with the number of documents reranked.
     """
     reranked = {}
     for query, document_scores in run.items():
@@ -268,8 +269,8 @@ def rerank_run(
 def fuse_by_score(runs: Mapping[str, Run], weights: Mapping[str, float], *, depth: int = RERANK_DEPTH) -> Run:
     """Fuse runs by the weighted sum of their normalized scores, as `Index.search` with weights does.
 
-    Of each run the top `depth` documents count, with scores scaled to [0, 1]. If there is a run named
-    "rerank", only documents that it scored are kept.
+    Only the top `depth` documents of each run are used, with scores min-max normalized to [0, 1]. If there is a run
+    named "rerank", only the documents it scored are kept.
 
     >>> runs = {"dense": {"q": {"a": 0.9, "b": 0.8, "c": 0.1}}, "lexical": {"q": {"b": 7.0, "c": 2.0}}}
     >>> list(fuse_by_score(runs, {"dense": 1, "lexical": 1})["q"])
@@ -291,9 +292,9 @@ def fuse_by_score(runs: Mapping[str, Run], weights: Mapping[str, float], *, dept
 
 
 def interpolate_run(first: Run, reranked: Run, weight: float, *, depth: int = RERANK_DEPTH) -> Run:
-    """Combine the top `depth` documents of a run with their reranker's scores, as `Index.search` does.
+    """Interpolate the scores of a run's top `depth` documents with the reranker's, as `Index.search` does.
 
-    The others follow in their old order.
+    The others follow in their original order.
     """
     from bertie.search.fusion import interpolate
 
@@ -307,9 +308,9 @@ def interpolate_run(first: Run, reranked: Run, weight: float, *, depth: int = RE
 
 
 def tune_weights(qrels: Qrels, runs: Mapping[str, Run]) -> dict[str, float]:
-    """Find the weights of `fuse_by_score` with the best nDCG@10; of ties, the most even ones.
+    """Find the weights of `fuse_by_score` with the best nDCG@10; ties go to the most even weights.
 
-    Tune on other queries than those of the evaluation.
+    Tune on queries that are not used for evaluation.
 
     >>> good, bad = {"q": {"a": 1.0, "b": 0.0}}, {"q": {"b": 1.0, "a": 0.0}}
     >>> tune_weights({"q": {"a": 1}}, {"dense": good, "lexical": bad})
@@ -320,7 +321,7 @@ def tune_weights(qrels: Qrels, runs: Mapping[str, Run]) -> dict[str, float]:
 
 
 def grid_search(qrels: Qrels, runs: Mapping[str, Run]) -> Iterator[tuple[dict[str, float], float]]:
-    """Yield all weights in steps of 0.1 that sum to 1, the most even first, with their nDCG@10."""
+    """Yield all weights that sum to 1, in steps of 0.1, with their nDCG@10; the most even weights come first."""
     runs = {name: {query: run.get(query, {}) for query in qrels} for name, run in runs.items()}
     grid = [tenths for tenths in product(range(11), repeat=len(runs)) if sum(tenths) == 10]
     for tenths in sorted(grid, key=lambda tenths: sum(part * part for part in tenths)):

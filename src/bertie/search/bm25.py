@@ -2,8 +2,8 @@
 
 The index stores term frequencies per passage, in immutable segments: passage keys are ascending, so
 that new passages form a new segment. Document frequencies and the mean passage length are computed
-at query time over all live passages of all segments: scores equal those of an index built from
-scratch. (The package bm25s precomputes scores at indexing time, and would need all texts again
+at query time over all live passages of all segments, so that scores equal those of an index built
+from scratch. (The package bm25s precomputes scores at indexing time, and would need all texts again
 after each change.)
 
     lexical/0-262144/    passages with keys above 0 and up to 262144
@@ -37,20 +37,20 @@ from bertie.search.vector_store import VectorStore
 K1, B = 1.2, 0.75  # Lucene's defaults
 SEGMENT_PASSAGES = 1 << 18
 MAX_DELETED = 0.3  # share of deleted passages above which a segment is rebuilt
-ATTEMPTS = 5  # at least, at reading the passages between two commits
-RETRY_SECONDS = 10.0  # and for at least so long
+ATTEMPTS = 5  # minimum number of attempts to read all passages without a concurrent commit
+RETRY_SECONDS = 10.0  # minimum time before giving up
 ORPHAN_AGE = 86400  # seconds
 
 
 class _BM25Segment:
-    """An inverted index of some passages: one row per passage, in the order of keys.
+    """An inverted index over a range of passages: one row per passage, in key order.
 
     `starts[t] : starts[t + 1]` is the postings list of term number t in `rows` and `counts`.
     """
 
     def __init__(self, vocabulary: dict[str, int], arrays: Mapping[str, NDArray[Any]]) -> None:
         self.vocabulary, self.arrays = vocabulary, arrays
-        self.keys, self.lengths = arrays["keys"], arrays["lengths"]  # (n,) passage keys, and numbers of terms
+        self.keys, self.lengths = arrays["keys"], arrays["lengths"]  # (n,) passage keys, and term counts
 
     @classmethod
     def build(cls, texts: Iterable[tuple[int, str]], analyzer: Analyzer) -> _BM25Segment:
@@ -81,12 +81,12 @@ class _BM25Segment:
         return (rows, counts) if live is None else (rows[live[rows]], counts[live[rows]])
 
     def save(self, folder: Path, index: str) -> None:
-        """Write the segment of the index with that id atomically."""
+        """Write the segment atomically; `index` is the id of its index."""
         save_arrays(folder, self.arrays, index, {"terms.txt": "\n".join(self.vocabulary)})
 
     @classmethod
     def load(cls, folder: Path, index: str) -> _BM25Segment | None:
-        """Read a saved segment; None if it is corrupt, or of another index."""
+        """Read a saved segment; None if it is corrupt, or belongs to another index."""
         try:
             arrays = load_arrays(folder, index)
             terms = [] if arrays is None else (folder / "terms.txt").read_text(encoding="utf-8").split()
@@ -191,8 +191,9 @@ def refresh_bm25(
     """Return the generation of the store and a BM25 index of its current passages.
 
     `previous` is returned if it is still current. Otherwise its segments, or those saved in
-    `folder`, are reused, and new passages are added. The generation is -1 if commits kept coming.
-    `save`: whether to write new segments to `folder`, which takes longer than some commits do.
+    `folder`, are reused, and new passages are added. The generation is -1 if concurrent commits
+    prevented a consistent read. `save`: whether to write new segments to `folder`, which may take
+    longer than a commit.
     """
     deadline = time.monotonic() + RETRY_SECONDS
     for attempt in count(1):
@@ -202,7 +203,7 @@ def refresh_bm25(
     assert previous is not None
     generation, index = previous
     if save and folder is not None and generation >= 0 and not index.is_saved:
-        with suppress(OSError):  # disk full, no permission, another process was faster: it can be rebuilt any time
+        with suppress(OSError):  # disk full, no permission, another process was faster: it can be rebuilt later
             _save_segments(folder, index.segments, store.id)
         index.is_saved = True
     return previous
@@ -229,7 +230,7 @@ def _refresh(
             with suppress(OSError):
                 segment.save(folder / f"{_last_key(segments)}-{_last_key([segment])}", store.id)
         segments.append(segment)
-    # If a commit came meanwhile, the index may contain part of it.
+    # If another process committed meanwhile, the index may contain part of that commit.
     return generation if store.generation == generation else -1, BM25Index(analyzer, segments, live)
 
 
@@ -249,10 +250,10 @@ def _last_key(segments: Sequence[_BM25Segment]) -> int:
 
 
 def _reusable(segments: Sequence[_BM25Segment], live: Keys) -> list[_BM25Segment]:
-    """Return the leading segments up to one with many deletions, or too small to be kept.
+    """Return the leading segments, up to the first with many deletions or too small to keep.
 
-    A segment is kept while it is larger than all that follows: so there are few, and each passage
-    is read a few times.
+    A segment is kept as long as it has more passages than all that follow it. This bounds the number of
+    segments, and how often a passage is indexed again.
     """
     kept: list[_BM25Segment] = []
     for segment in segments:
@@ -266,7 +267,7 @@ def _reusable(segments: Sequence[_BM25Segment], live: Keys) -> list[_BM25Segment
 
 
 def _load_segments(folder: Path, index: str) -> list[_BM25Segment]:
-    """Load the saved segments, as far as each starts where the previous one ends."""
+    """Load the saved segments, each of which must start where the previous one ends."""
     segments: list[_BM25Segment] = []
     ranges = {tuple(map(int, path.name.split("-"))): path for path in folder.glob("[0-9]*-[0-9]*")}
     for (after, _), path in sorted(ranges.items(), key=lambda item: (item[0][0], -item[0][1])):  # the larger first

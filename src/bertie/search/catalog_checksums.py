@@ -1,11 +1,11 @@
-"""Checksums of the SQLite catalog, since SQLite has none of its own for pages.
+"""Checksums of the SQLite catalog, since SQLite does not checksum its pages.
 
 `index.checksums` starts with a record of the last transaction: its number, and the size and CRC-32
-of the write-ahead log (WAL) up to it. The record is written after each transaction, to one of two
-places in turn, so that a write that fails leaves the one before. The CRC-32 of each page of
+of the write-ahead log (WAL) up to it. The record is written after each transaction, alternating
+between two slots, so that a failed write leaves the previous record intact. The CRC-32 of each page of
 `index.sqlite` follows; these are replaced by an atomic rename after each checkpoint, which copies
-pages from the log into `index.sqlite`. The order is such that a kill at any moment leaves files
-that are valid:
+pages from the log into `index.sqlite`. The order of operations keeps the files valid even if the
+process is killed at any moment:
 
     commit        the log grows; the record
     checkpoint    the record; pages are copied; their checksums, on disk; the log is emptied; the record
@@ -39,17 +39,17 @@ PAGE = 4096
 MAGIC = b"bertie03"
 WAL_HEADER = 32
 FRAME = np.dtype([("page", ">u4"), ("commit", ">u4"), ("salts", "<u8"), ("checksum", "<u8"), ("content", f"V{PAGE}")])
-CHECKPOINT_FRAMES = 4000  # in the log, or a 16th of the catalog, when it is copied into the catalog
+CHECKPOINT_FRAMES = 4000  # the log is checkpointed at this size, or at a 16th of the catalog's pages if larger
 BUSY_TIMEOUT = 60  # seconds
-ATTEMPTS = 50  # of reading while another process writes
-READ_PAGES = 256  # read at once
+ATTEMPTS = 50  # to read while another process writes
+READ_PAGES = 256  # pages per read
 
 
 class LogState(IntEnum):
-    """What is known of the log: whether it is being copied to the catalog, or was.
+    """Checkpoint state of the log: still needed, being copied to the catalog, or copied.
 
-    While it is, pages of the catalog that are also in the log may be incomplete. Once it was, the
-    log may be emptied or overwritten.
+    While it is being copied, pages of the catalog that are also in the log may be incomplete. Once
+    copied, the log may be emptied or overwritten.
     """
 
     NEEDED, COPYING, COPIED = range(3)
@@ -61,7 +61,7 @@ class CommitRecord:
 
     id: bytes  # of the index, 16 bytes
     transactions: int = 0
-    wal_salts: bytes = bytes(8)  # which SQLite changes when it starts the log anew
+    wal_salts: bytes = bytes(8)  # changed by SQLite whenever it restarts the log
     wal_size: int = 0
     wal_crc: int = 0
     state: LogState = LogState.NEEDED
@@ -71,7 +71,7 @@ class CommitRecord:
     SIZE: ClassVar[int] = LAYOUT.size + 4
 
     def pack(self) -> bytes:
-        """Return the record with its own checksum."""
+        """Serialize the record, with a checksum."""
         wal = (self.wal_salts, self.wal_size, self.wal_crc, self.state)
         data = self.LAYOUT.pack(MAGIC, self.id, self.transactions, *wal, self.number)
         return data + zlib.crc32(data).to_bytes(4, "little")
@@ -118,7 +118,7 @@ def checksums_file(catalog: Path) -> Path:
 
 
 def seal_catalog(catalog: Path, id: bytes, transactions: int, target: Path) -> None:
-    """Write the checksums of a catalog, whose log is empty, as it is now."""
+    """Write the checksums of a catalog whose log is empty."""
     with closing(SharedFile(catalog)) as file:
         pages = np.array([crc for _, crc in file.page_checksums()], np.uint32)
     CatalogChecksums(CommitRecord(id, transactions), pages).write(target)
@@ -128,7 +128,7 @@ def seal_catalog(catalog: Path, id: bytes, transactions: int, target: Path) -> N
 
 
 class CatalogRecorder:
-    """The writer's side: keeps the checksums up to date, and checkpoints."""
+    """Keeps the checksums up to date on the writer's side, and checkpoints the log."""
 
     def __init__(self, catalog: Path, db: sqlite3.Connection) -> None:
         self._file, self._db = checksums_file(catalog), db
@@ -157,7 +157,7 @@ class CatalogRecorder:
 
     def committed(self) -> None:
         """Record a transaction that was just committed."""
-        with suppress(OSError, sqlite3.Error):  # the record before is valid, too
+        with suppress(OSError, sqlite3.Error):  # the previous record is still valid
             self._follow_log()
             self._record()
         if self._end // FRAME.itemsize >= max(CHECKPOINT_FRAMES, self._pages // 16):
@@ -165,7 +165,7 @@ class CatalogRecorder:
 
     def checkpoint(self) -> bool:
         """Copy the log into the catalog and empty it, if possible; return whether it is empty."""
-        with suppress(OSError, sqlite3.Error):  # disk full: the log keeps everything
+        with suppress(OSError, sqlite3.Error):  # disk full: the log still has everything
             return self._checkpoint()
         return False
 
@@ -201,7 +201,7 @@ class CatalogRecorder:
             self._db.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT * 1000}")
         if not busy:
             self._salts, self._end, self._crc, self._logged = b"", 0, 0, {}
-            with suppress(OSError):  # the record says already that the log may be empty
+            with suppress(OSError):  # the record already allows for an empty log
                 self._record()
         return not busy
 
@@ -210,13 +210,13 @@ class CatalogRecorder:
         return max([len(self._checksums.pages), *self._logged])
 
     def _follow_log(self, end: int | None = None) -> None:
-        """Read what was appended to the log, up to `end` or by one transaction."""
+        """Read what was appended to the log, up to `end`, by default one transaction."""
         header = _read_range(self._wal, 0, WAL_HEADER)
-        if header[16:24] != self._salts:  # the log was started anew
+        if header[16:24] != self._salts:  # the log was restarted
             self._salts, self._end, self._crc, self._logged = header[16:24], WAL_HEADER, zlib.crc32(header), {}
         data = _read_range(self._wal, self._end, os.fstat(self._wal).st_size if end is None else end)
         frames = _frames(data, self._salts)
-        if end is None:  # what follows the commit frame is left from a transaction that failed
+        if end is None:  # frames after the commit frame are left over from a failed transaction
             commits = np.flatnonzero(frames["commit"])
             frames = frames[: int(commits[0]) + 1 if len(commits) else 0]
         self._logged.update(_versions(data, frames))
@@ -234,7 +234,7 @@ class CatalogRecorder:
         return CommitRecord(old.id, transactions, salts, self._end, self._crc, number=old.number)
 
     def _write_record(self, record: CommitRecord) -> None:
-        """Overwrite the record before the last."""
+        """Overwrite the older of the two records."""
         record = replace(record, number=self._checksums.record.number + 1)
         data, offset = record.pack(), record.number % 2 * CommitRecord.SIZE
         while data:
@@ -247,7 +247,7 @@ class CatalogRecorder:
 
 
 def read_checksums(file: Path) -> CatalogChecksums:
-    """Read the checksums of a catalog, or raise an error that names them."""
+    """Read the checksums of a catalog, or raise an error that names the file."""
     for attempt in range(3):  # a read during a write may see half of it
         time.sleep(0.01 * attempt)
         try:
@@ -262,14 +262,14 @@ def read_checksums(file: Path) -> CatalogChecksums:
 def verify_catalog(catalog: Path, file: SharedFile, *, strict: bool = False) -> CommitRecord:
     """Verify all pages of a catalog and its log, or raise an error; return the record.
 
-    `strict` also rejects a corrupt record while the one before is valid. Another process may be
-    writing: a mismatch counts if the checksums have not changed meanwhile.
+    `strict` also rejects a corrupt record if the other one is valid. Another process may be
+    writing: a mismatch is an error only if the checksums have not changed meanwhile.
     """
     checksums = read_checksums(checksums_file(catalog))
     suspects: Iterable[int] | None = None  # pages to read again
     for _ in range(ATTEMPTS):
         wrong = file.mismatches(checksums.pages, suspects)
-        # The log is read after the pages, since it has the versions that were copied to them meanwhile.
+        # The log is read after the pages, since it contains any versions copied to them meanwhile.
         log, reason = _read_log(_wal_file(catalog), checksums.record)
         if wrong:
             versions = set(_versions(log, _frames(log[WAL_HEADER:], log[16:24]), WAL_HEADER))
@@ -302,12 +302,12 @@ def verify_transactions(catalog: Path, record: CommitRecord, id: bytes, transact
 
 
 def _read_log(wal: Path, record: CommitRecord) -> tuple[bytes, str | None]:
-    """Return the log, and what is wrong with it."""
+    """Return the log, and why it is invalid (None if it is valid)."""
     try:
         log = wal.read_bytes()
     except FileNotFoundError:
         log = b""
-    if record.state is LogState.COPIED and log[16:24] != record.wal_salts:  # emptied, or started anew
+    if record.state is LogState.COPIED and log[16:24] != record.wal_salts:  # emptied, or restarted
         return log, None
     if len(log) < record.wal_size:
         return log, f"{len(log)} bytes instead of {record.wal_size}"
@@ -315,7 +315,7 @@ def _read_log(wal: Path, record: CommitRecord) -> tuple[bytes, str | None]:
 
 
 def _read_range(descriptor: int, start: int, end: int) -> bytes:
-    """Read a range of a file, of which a single read may return a part."""
+    """Read a range of a file in full; a single `pread` may return less."""
     parts = []
     while start < end and (data := os.pread(descriptor, end - start, start)):
         parts.append(data)
@@ -324,14 +324,14 @@ def _read_range(descriptor: int, start: int, end: int) -> bytes:
 
 
 def _frames(data: bytes, salts: bytes) -> NDArray[Any]:
-    """Return the frames of a log (without its header) up to one from before it was started anew."""
+    """Return the frames of a log (without its header) that were written since its last restart."""
     frames = np.frombuffer(data[: len(data) // FRAME.itemsize * FRAME.itemsize], FRAME)
     stale = np.flatnonzero(frames["salts"] != int.from_bytes(salts, "little"))
     return frames[: stale[0]] if len(stale) else frames
 
 
 def _versions(data: bytes, frames: NDArray[Any], start: int = 0) -> Iterator[tuple[int, int]]:
-    """Iterate over the pages of frames, which begin at `start` of the data, and their CRC-32."""
+    """Iterate over the page numbers of frames, which begin at offset `start` of the data, and the pages' CRC-32."""
     view = memoryview(data)[start:]
     for row, page in enumerate(frames["page"].tolist()):
         yield page, zlib.crc32(view[(row + 1) * FRAME.itemsize - PAGE : (row + 1) * FRAME.itemsize])
@@ -382,7 +382,7 @@ class SharedFile:
             first += -(-len(data) // PAGE)
 
     def mismatches(self, expected: NDArray[np.uint32], suspects: Iterable[int] | None) -> dict[int, int]:
-        """Return the CRC-32 of pages that are not as expected, of all or of some; -1 if missing."""
+        """Return the CRC-32 (-1 if missing) of the pages that differ from `expected`, among `suspects` or all pages."""
         if suspects is None:
             actual = dict(self.page_checksums())
             missing = [*range(len(actual) + 1, len(expected) + 1)]

@@ -38,5 +38,5 @@ def _checksum_if_readable(file: Path) -> tuple[int, int] | None:
         return _checksum(file)
     except PermissionError:
         raise
-    except OSError:  # missing, or an error of the disk
+    except OSError:  # missing, or a disk error
         return None

@@ -1,9 +1,9 @@
-"""Split documents into passages of bounded token length, at the boundaries a reader would choose.
+"""Split documents into passages of bounded token length, at natural boundaries.
 
 A text is split into units: headings, sentences, lines of code and of tables, and pieces of anything
 longer than a passage. Units are packed into passages; the break priority before each unit decides
-where a passage ends. Tokens are counted once per unit and once more per passage, so that the work
-is linear in the length of the text.
+where a passage ends. Tokens are counted once per unit and once per passage, so that run time is
+linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bertie.text.tokenizer import Tokenizer, checked_text
 
 MIN_FILL = 0.25  # of a passage: with less before it, a heading does not start a new passage
 SLACK = 0.25  # of a passage: how far back to search for a good break
-MAX_TOKEN_CHARACTERS = 16  # counted per token: for WordPiece, a word of any length may be one unknown token
+MAX_TOKEN_CHARACTERS = 16  # at most, for counting: in WordPiece, a word of any length may be one unknown token
 GLUED, PIECE, SENTENCE, LINE, PARAGRAPH, HEADING = range(-1, 5)  # break priority before a unit
 
 _FINE, _FULL = 1 / 8, 0.9  # of a passage: size of pieces that are packed again, and of pieces that are passages
@@ -54,7 +54,7 @@ class _Unit(NamedTuple):
     start: int  # it ends where the next unit starts, trailing whitespace included
     priority: int  # of a break before it
     headings: tuple[str, ...]
-    block: int = 0  # number of the code block or table that it is a line of; 0 if none
+    block: int = 0  # number of the code block or table that contains it; 0 if none
 
 
 class _Span(NamedTuple):
@@ -67,10 +67,10 @@ class _Span(NamedTuple):
 class Chunker:
     """Splits documents into passages of at most `chunk_size` tokens, special tokens included.
 
-    Passages start at headings, if the previous one is full enough, and end with paragraphs,
-    sentences, or at least words. Neighbours overlap by up to about `chunk_overlap` tokens, in whole
-    sentences if these are short enough, but not across headings. Fenced code and tables stay in one
-    passage if they fit. No text but whitespace is dropped.
+    A passage starts at a heading if the previous one is full enough, and ends at the end of a paragraph,
+    a sentence, or at least a word. Adjacent passages overlap by up to about `chunk_overlap` tokens, in
+    whole sentences if these are short enough, but not across headings. A fenced code block or a table
+    stays in one passage if it fits. Only whitespace is dropped.
 
     >>> from bertie.text.legacy import LegacyTokenizer
     >>> import pathlib, tempfile
@@ -132,7 +132,7 @@ class Chunker:
         for text, own in zip(texts, units, strict=True):
             fine, tokens = self._split_long_units(text, own, counts)
             spans.append(_trim(text, _pack(text, fine, tokens, self._room, self.chunk_overlap)))
-        # A passage may have other tokens than its units have separately.
+        # A passage may tokenize differently from its separate units.
         counts = self._counts(
             text[span.start : span.end] for text, own in zip(texts, spans, strict=True) for span in own
         )
@@ -144,7 +144,7 @@ class Chunker:
             yield from [len(encoding) - self._special for encoding in self._tokenizer.encode_batch(batch)]
 
     def _split_long_units(self, text: str, units: list[_Unit], counts: Iterator[int]) -> tuple[list[_Unit], list[int]]:
-        """Return units and token counts, and split units longer than a passage."""
+        """Split units longer than a passage; return all units and their token counts."""
         fine: list[_Unit] = []
         tokens: list[int] = []
         blocks: dict[int, int] = {}
@@ -160,7 +160,7 @@ class Chunker:
         return fine, tokens
 
     def _split_overfull(self, text: str, spans: list[_Span], counts: Iterator[int]) -> list[_Span]:
-        """Drop the overlap of spans with too many tokens, and split them if need be."""
+        """Drop the overlap of spans with too many tokens, and split them if necessary."""
         result: list[_Span] = []
         for span in spans:
             tokens = next(counts)
@@ -180,7 +180,7 @@ class Chunker:
         if tokens <= self._room or end - start == 1:  # a single character cannot be split
             yield start, tokens
             return
-        characters = (end - start) * self._room / tokens  # that fill a passage
+        characters = (end - start) * self._room / tokens  # per full passage
         step, furthest = max(1, int(characters * share)), int(characters * _FULL)
         pieces = list(pairwise([start, *_break_positions(text, start, end, step, furthest), end]))
         counts = self._counts(text[low:high].strip() for low, high in pieces)
@@ -255,7 +255,7 @@ def _split_units(text: str) -> list[_Unit]:
 
 
 def _parse_structure(text: str, match: re.Match[str], unclosed: dict[str, int]) -> tuple[int | None, int, str]:
-    """Return the end of a structure (None: it is none), and a heading's level and title."""
+    """Return the end of a structure (None if the match is not one), and a heading's level and title."""
     if (fence := match["fence"]) is not None:
         if len(fence) >= unclosed.get(fence[0], len(fence) + 1):
             return None, 0, ""

@@ -1,4 +1,4 @@
-"""What `Index.add` takes: documents, texts, rows and tables, as documents with ids, metadata and versions."""
+"""Convert the inputs of `Index.add` (texts, rows, tables) to documents with ids, metadata and versions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from bertie.errors import InputError
 from bertie.search.records import Document, MetadataValue
 from bertie.text.tokenizer import checked_text
 
-GROUP_DOCUMENTS, GROUP_CHARACTERS = 1024, 1 << 20  # that are split and embedded together
-IDS = ("id", "_id")  # columns that hold the ids, if none is named
-_MISSING = ("NAType", "NaTType")  # pandas' missing values, which are neither equal to themselves nor true
+GROUP_DOCUMENTS, GROUP_CHARACTERS = 1024, 1 << 20  # limits of a group that is split and embedded together
+IDS = ("id", "_id")  # default id columns
+_MISSING = ("NAType", "NaTType")  # types of pandas' missing values, which cannot be tested with ==
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentColumns:
-    """The columns of a table, or the keys of a row: of the text, of the id (None: id or _id, if there is one), and of
-    the metadata (None: all others).
-    """
+    """Columns of a table or keys of a row: text, id (None: "id" or "_id", if present), metadata (None: all others)."""
 
     text: str = "text"
     id: str | None = None
@@ -35,12 +33,12 @@ class DocumentColumns:
 
 
 def is_table(items: Any) -> bool:
-    """Whether an object has columns: a DataFrame of pandas or polars, or a table of pyarrow."""
+    """Whether an object has columns: a pandas or polars DataFrame, or a pyarrow table."""
     return hasattr(items, "columns") or (hasattr(items, "column_names") and not isinstance(items, Mapping))
 
 
 def count_documents(items: Any) -> int | None:
-    """The number of documents, if that is known before they are read."""
+    """Return the number of documents, or None if it is unknown before they are read."""
     if isinstance(items, str | Document):
         return 1
     if isinstance(items, Mapping):
@@ -49,7 +47,7 @@ def count_documents(items: Any) -> int | None:
 
 
 def read_input(items: Any, columns: DocumentColumns) -> Iterator[tuple[Document, bool]]:
-    """Each document with its version, and whether its id was given: other ids are hashes of the content.
+    """Yield each document, and whether its id was given; otherwise its id is a hash of the content.
 
     >>> rows = [{"id": 7, "text": "The Rhine is long.", "year": 1999}, {"text": "So is the Elbe."}]
     >>> [(document.id, document.metadata, given) for document, given in read_input(rows, DocumentColumns())]
@@ -64,23 +62,23 @@ def read_input(items: Any, columns: DocumentColumns) -> Iterator[tuple[Document,
             yield _from_row(item, columns, f"document {number}")
         else:
             raise InputError(
-                f"document {number} is {type(item).__name__}; add takes texts, dicts with a 'text', "
-                f"bertie.search.Document and tables{_hint(item)}"
+                f"document {number} is {type(item).__name__}; add takes texts, dicts with a 'text' key, "
+                f"bertie.search.Document objects and tables{_hint(item)}"
             )
 
 
 def _hint(item: object) -> str:
     if isinstance(item, os.PathLike):
-        return "; for files there is refresh()"
+        return "; use refresh() for files"
     if isinstance(item, tuple | list):
-        return '; a pair of id and text is written {"id": id, "text": text}'
+        return '; pass an (id, text) pair as {"id": id, "text": text}'
     return "; leave out missing texts" if item is None or isinstance(item, float) else ""
 
 
 def _items(items: Any, columns: DocumentColumns) -> Iterable[Any]:
     if isinstance(items, str):
         if _is_path(items):
-            raise InputError(f"add takes texts, and {items!r} is a file or folder; for files there is refresh()")
+            raise InputError(f"add takes texts, but {items!r} is a file or folder; use refresh() for files")
         return [items]
     if isinstance(items, Document):
         return [items]
@@ -101,30 +99,30 @@ def _is_path(text: str) -> bool:
 
 
 def _of_mapping(items: Mapping[Any, Any], columns: DocumentColumns) -> Iterable[Any]:
-    """A single row, or columns."""
+    """Return the rows of a dict: the dict itself, or the rows of a dict of columns."""
     if any(hasattr(part, "column_names") for part in items.values()):
-        raise InputError(f"add takes one table, and these are {', '.join(map(str, items))}: add one after the other")
+        raise InputError(f"add takes one table, not several ({', '.join(map(str, items))}); add them one at a time")
     if columns.text not in items:
         raise InputError(
-            f"a dict of one document has the key {columns.text!r}, and this has {_listed(items)}; documents by id are "
-            'written [{"id": id, "text": text} for id, text in documents.items()]'
+            f"the dict of a document needs the key {columns.text!r}, but this one has {_listed(items)}; pass documents "
+            'by id as [{"id": id, "text": text} for id, text in documents.items()]'
         )
     return [items] if isinstance(items[columns.text], str) else _rows(items, columns)
 
 
 def _rows(table: Any, columns: DocumentColumns) -> Iterator[dict[str, Any]]:
-    """The rows of a table as dicts of the columns that are used."""
+    """Return the rows of a table as dicts of the columns used."""
     names = list(table if isinstance(table, Mapping) else getattr(table, "column_names", None) or table.columns)
     if len(set(names)) < len(names):
-        raise InputError(f"the table has two columns of the same name: {_listed(names)}")
+        raise InputError(f"the table has duplicate column names: {_listed(names)}")
     text = columns.text
     if text not in names:
         if text != DocumentColumns().text or len(names) != 1:
-            raise InputError(f"the table has no column {text!r}; name that of the texts with text=: {_listed(names)}")
+            raise InputError(f"the table has no column {text!r}; pass text= with one of: {_listed(names)}")
         text = names[0]
     for name in (*(columns.metadata or ()), *([columns.id] if columns.id is not None else [])):
         if name not in names:
-            raise InputError(f"the table has no column {name!r}; there are: {_listed(names)}")
+            raise InputError(f"the table has no column {name!r}, only: {_listed(names)}")
     if columns.metadata is not None:
         names = [name for name in names if name in (text, columns.id, *columns.metadata)]
     values = [_to_list(table[name]) for name in names]
@@ -149,7 +147,7 @@ def _from_row(row: Mapping[Any, Any], columns: DocumentColumns, where: str) -> t
     text = row.get(columns.text)
     if not isinstance(text, str):
         have = f"is {text!r:.40}" if columns.text in row else f"is missing among {_listed(row)}"
-        raise InputError(f"{where}: {columns.text!r} {have}; it must be a text (text= names another column)")
+        raise InputError(f"{where}: {columns.text!r} {have}; it must be a string (text= selects another column)")
     checked_text(text, where)
     key = columns.id if columns.id is not None else next((name for name in IDS if name in row), None)
     metadata: dict[str, MetadataValue] = {}
@@ -163,7 +161,7 @@ def _from_row(row: Mapping[Any, Any], columns: DocumentColumns, where: str) -> t
         return _with_content_id(text, metadata), False
     id = to_scalar(row.get(key))
     if not isinstance(id, str | int) or isinstance(id, bool):
-        raise InputError(f"{where}: the id {key!r} is {row.get(key)!r:.40}; it must be a text or an integer")
+        raise InputError(f"{where}: the id {key!r} is {row.get(key)!r:.40}; it must be a string or an integer")
     return _with_version(Document(checked_text(str(id), f"{where}, {key!r}"), text, metadata)), True
 
 
@@ -173,7 +171,7 @@ def is_metadata(value: object) -> TypeGuard[MetadataValue]:
 
 
 def to_scalar(value: Any) -> object:
-    """Convert a cell to a metadata value: dates to ISO 8601, numpy's numbers to Python's, missing values to None."""
+    """Convert a cell to a metadata value: dates to ISO 8601, NumPy scalars to Python's, missing values to None."""
     if type(value).__name__ in _MISSING:
         return None
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a numpy scalar
@@ -192,7 +190,7 @@ def _with_content_id(text: str, metadata: Mapping[str, MetadataValue]) -> Docume
 
 
 def _with_version(document: Document) -> Document:
-    """A document with a version, which is a content hash if none is given."""
+    """Return the document with a version, by default a content hash."""
     if document.version:
         return document
     data = repr((document.text, sorted(document.metadata.items()), document.source)).encode("utf-8", "surrogatepass")
@@ -200,7 +198,7 @@ def _with_version(document: Document) -> Document:
 
 
 def group_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Group documents: enough for batches of similar lengths, few enough for memory."""
+    """Yield groups of documents, large enough to batch texts of similar length and small enough for memory."""
     group: list[Document] = []
     size = 0
     for document in documents:

@@ -1,8 +1,8 @@
 """Read documents from files: text, Markdown, HTML, PDF, and the rows of tables.
 
 A document's version is a hash of its text and metadata. The version of a file's last document ends
-in `@` and a stamp of the file: its size, modification time and read options. A store that has it
-has the complete file, so that a file with the same stamp need not be read again
+in `@` and a stamp of the file: its size, modification time and read options. A store with that
+version has the complete file, so that a file with the same stamp need not be read again
 (`bertie.search.file_changes`).
 """
 
@@ -33,7 +33,7 @@ from bertie.text.tokenizer import checked_text
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-MAX_FILE_BYTES = 1 << 30  # of a file that becomes one document, decompressed
+MAX_FILE_BYTES = 1 << 30  # decompressed size of a file that becomes one document
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".markdown", ".rst")
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 TABLE_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
@@ -59,17 +59,17 @@ class ReadOptions(TypedDict, total=False):
 def read_documents(paths: Paths, **options: Unpack[ReadOptions]) -> Iterator[Document]:
     """Read files and folders: one document per file, or per row of JSONL, CSV, TSV and Parquet.
 
-    Folders are read recursively in the order of names, without hidden files; files may be
-    compressed. Symbolic links inside a folder are skipped, since they may lead out of it, unless
+    Folders are read recursively, sorted by name, without hidden files; files may be compressed.
+    Symbolic links inside a folder are skipped, since they may point outside it, unless
     `follow_symlinks` is true; a link that is passed as a path is followed. A document's id is its
-    path relative to the given folder; for a row it is `path#` and its `id` (the column of that name,
-    or `id` or `_id` if there is one, else the row number).
+    path relative to the given folder; for a row, `#` and the value of the column `id` are appended
+    (by default the column "id" or "_id", or the row number if there is neither).
 
-    `text`, `title` and `metadata` name columns of tables; without `metadata`, all columns with
-    scalar values are used. Text must be UTF-8 or start with a byte order mark; `encoding` is that
-    of all other text, and is never guessed. A file or a row that cannot be read raises an error, or
+    `text`, `title` and `metadata` select columns of tables; without `metadata`, all columns with
+    scalar values are used. Text must be UTF-8 or start with a byte order mark; `encoding` applies
+    to all other text, and is never guessed. A file or row that cannot be read raises an error, or
     is skipped with `on_error="skip"`. `on_skip` is called with the path and the reason for each
-    skipped file or row, including links and files in folders with an unknown suffix.
+    skipped file or row, including symbolic links, and files with an unknown suffix in a folder.
 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -96,8 +96,10 @@ class _DocumentFile:
 
 
 class DocumentReader:
-    """One pass over files: `read` are the paths that were read completely, `links` those that were not followed,
-    `failed` the others.
+    """A single pass over files.
+
+    Afterwards `read` has the paths that were read completely, `links` the symbolic links that were not followed,
+    and `failed` the paths that could not be read.
     """
 
     def __init__(
@@ -170,7 +172,7 @@ class DocumentReader:
             suffix = data_suffix(top)
             if suffix == ".json":
                 raise InputError(f"{root} is JSON; convert it to JSONL, one object per line: jq -c '.[]'")
-            # A file that is named explicitly and has an unknown suffix is read as text.
+            # A file that is passed explicitly and has an unknown suffix is read as text.
             known = suffix if suffix in DOCUMENT_SUFFIXES else ".txt"
             yield _DocumentFile(top, os.path.basename(top), known)
             return
@@ -263,7 +265,7 @@ class DocumentReader:
             data = open_decompressed(raw, file.path).read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise InputError(
-                f"{file.path} is larger than {MAX_FILE_BYTES >> 30} GiB, the limit of a document; split it"
+                f"{file.path} is larger than {MAX_FILE_BYTES >> 30} GiB, the limit for a document; split it"
             )
         metadata: dict[str, MetadataValue] = {"path": file.name}
         title: str | None
@@ -302,7 +304,7 @@ class DocumentReader:
                 yield self._document(file, f"#{suffix}", text, metadata)
 
     def _columns(self, table: InputTable, file: _DocumentFile) -> tuple[str, str | None, tuple[str, ...] | None]:
-        """Return the columns of the text, of the id, and of metadata (None: all)."""
+        """Return the text column, the id column, and the metadata columns (None: all)."""
         text = table.column((self._text,), None, "text= (--column)", only=self._text == "text")
         id = self._id or next((name for name in ("id", "_id") if name in table.columns and name != text), None)
         requested = [name for name in (self._id, self._title, *(self._metadata or ())) if name is not None]
@@ -336,7 +338,7 @@ def _row_id(row: Row, column: str, where: str, seen: set[str]) -> str:
 
 @contextmanager
 def _errors_name(path: str, copy: str) -> Iterator[None]:
-    """Name the user's file in errors, not its temporary copy."""
+    """In errors, replace the path of a temporary copy by that of the user's file."""
     try:
         yield
     except InputError as error:

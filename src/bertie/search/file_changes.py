@@ -12,12 +12,12 @@ from bertie.search.records import Document
 
 
 class FileChanges:
-    """The differences between files and the documents that a store has of them.
+    """Differences between files and their documents in a store.
 
-    `known` is what `VectorStore.documents` yields. Iterating yields new and modified documents;
+    `known` is the output of `VectorStore.documents`. Iterating yields new and modified documents;
     files with an unchanged stamp are not read. After that, `deleted` has the ids of documents that
-    no longer exist, or that only a symbolic link that is not followed leads to. Documents of files
-    that could not be read are kept, and so are documents from outside `paths`.
+    no longer exist, or are reachable only through a symbolic link that is not followed. Documents
+    of files that could not be read are kept, and so are documents from outside `paths`.
 
     >>> import pathlib, tempfile
     >>> from bertie.search.document_reader import read_documents
@@ -82,7 +82,7 @@ class FileChanges:
         if document.version == version:
             return True
         # A file that was only touched is not embedded again. In a table with several rows, the row
-        # with the stamp is: with an outdated stamp, the whole file would be read each time.
+        # with the stamp is, because with an outdated stamp the whole file would be read each time.
         is_table = len(self._stamps.get(document.source or "", ())) > 1
         return not is_table and document.version.partition("@")[0] == version.partition("@")[0]
 
@@ -92,7 +92,7 @@ class FileChanges:
         if other is None or os.path.lexists(other):
             origin = "added as a text" if other is None else f"from {other}"
             raise InputError(
-                f"{document.source} would get the document id {document.id!r}, which exists already ({origin}); pass a "
+                f"{document.source} would get the document id {document.id!r}, which already exists ({origin}); pass a "
                 "folder that contains both files, or use another index"
             )
 

@@ -19,8 +19,8 @@ class MetadataFilter:
     """A condition `name op value` on a document's metadata; several filters are combined with AND.
 
     `op` is one of =, !=, <, <=, >, >=, in. A document without the field only matches !=. Values are
-    compared within their type, which is text (by code point), number or boolean: "1", 1 and True
-    all differ and have no order.
+    only compared with values of the same type: text (by code point), number or boolean. "1", 1 and
+    True are therefore neither equal nor ordered.
 
     >>> matches_filters({"year": 1999}, [MetadataFilter("year", ">=", 1990), MetadataFilter("lang", "!=", "de")])
     True
@@ -83,7 +83,7 @@ def value_type(value: object, name: str) -> str:
 
 
 def matches_filters(metadata: Mapping[str, MetadataValue], where: Sequence[MetadataFilter]) -> bool:
-    """Return whether metadata match all filters: the reference that every store must agree with."""
+    """Return whether metadata match all filters: the reference implementation for all stores."""
     return all(_matches(metadata.get(condition.name), condition) for condition in where)
 
 

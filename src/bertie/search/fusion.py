@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from bertie.errors import InputError
 
-RANK_CONSTANT = 60  # of Cormack, Clarke and Büttcher (2009): the larger, the less the top ranks stand out
+RANK_CONSTANT = 60  # from Cormack, Clarke and Büttcher (2009): the larger, the less the top ranks dominate
 
-# Of a reranking head in the final score, see `interpolate`. On WikiQA and SQuAD, like the data of the built-in one, it
-# has most of the gain of the best weight; on other kinds of collections it makes no significant difference
-# (docs/search.md).
+# Weight of a reranking head in the final score, see `interpolate`. On WikiQA and SQuAD, which resemble the training
+# data of the built-in head, it achieves most of the gain of the best weight; on other kinds of collections it makes no
+# significant difference (docs/search.md).
 RERANK_WEIGHT = 0.2
 
 Item = TypeVar("Item", bound=Hashable)
@@ -27,8 +27,8 @@ def reciprocal_rank_fusion(
     """Fuse rankings by reciprocal rank into (item, score) pairs, best first; ties keep their order.
 
     The score of an item is the sum of weight / (rank_constant + rank) over the rankings that
-    contain it, with ranks from 1. Only ranks count, so that scores on different scales can be
-    combined.
+    contain it, with ranks from 1. Since only ranks matter, rankings with scores on different scales
+    can be combined.
 
     >>> [item for item, _ in reciprocal_rank_fusion([["a", "b", "c"], ["c", "a"]])]
     ['a', 'c', 'b']
@@ -51,8 +51,8 @@ def weighted_score_fusion(
 ) -> list[tuple[Item, float]]:
     """Fuse rankings by a weighted sum of min-max normalized scores into (item, score) pairs.
 
-    The scores of each ranking are normalized to 0 (its last) to 1 (its first). Unlike ranks, they
-    tell a clear winner from a narrow one. An item that a ranking does not contain gets 0 from it.
+    The scores of each ranking are scaled to [0, 1], from its last item to its first. Unlike ranks, they
+    preserve the margins between items. An item missing from a ranking gets 0 from it.
 
     >>> dense, lexical = {"a": 0.75, "b": 0.5, "c": 0.25}, {"c": 12.0, "b": 10.0, "d": 4.0}
     >>> weighted_score_fusion({"dense": dense, "lexical": lexical}, {"dense": 1, "lexical": 0.5})
@@ -68,10 +68,10 @@ def weighted_score_fusion(
 
 
 def interpolate(first: Mapping[Item, float], rerank: Mapping[Item, float], weight: float) -> list[tuple[Item, float]]:
-    """Combine the scores of a reranker with those of the retrieval before it into (item, score) pairs, best first.
+    """Interpolate the scores of a reranker with the retrieval scores into (item, score) pairs, best first.
 
-    Only items that were reranked count. Both scores are min-max normalized over these; that of the reranker has the
-    weight `weight`, the other one the rest.
+    Only reranked items are returned. Both scores are min-max normalized over these; the reranker's score has the
+    weight `weight`, the retrieval score `1 - weight`.
 
     >>> interpolate({"a": 3.0, "b": 2.0, "c": 1.0, "d": 0.0}, {"a": -1.0, "b": 4.0, "c": 0.0}, 0.5)
     [('b', 0.75), ('a', 0.5), ('c', 0.1)]
@@ -81,9 +81,9 @@ def interpolate(first: Mapping[Item, float], rerank: Mapping[Item, float], weigh
 
 
 def check_weights(weights: Mapping[str, float], names: Collection[str]) -> None:
-    """Reject weights that do not belong to exactly these rankings."""
+    """Reject weights that are invalid or not exactly those of the rankings `names`."""
     invalid = set(weights) ^ set(names) or {name for name, weight in weights.items() if not 0 <= weight < math.inf}
     if invalid or not any(weights.values()):
         raise InputError(
-            f"weights={dict(weights)} must give each of {', '.join(names)} a number of at least 0, and not 0 to all"
+            f"weights={dict(weights)} must be numbers of at least 0 for each of {', '.join(names)}, and not all 0"
         )

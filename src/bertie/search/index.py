@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Index", "IndexUpdate", "SearchHit", "SearchResults", "model_fingerprint"]
 
-COMMIT_PASSAGES = 1024  # passages per commit: what a kill may lose
+COMMIT_PASSAGES = 1024  # passages per commit, at least
 
 
 class Index(PassageIndexes):
@@ -60,7 +60,7 @@ class Index(PassageIndexes):
     ...     print(hit.score, hit.document, hit.text[:60])
 
     Commits are durable: an interrupted run loses at most its last few thousand passages, and
-    running it again resumes from there. One process writes at a time, any number read.
+    running it again resumes from there. One process can write at a time, any number can read.
     """
 
     progress: bool | None = None  # whether to show progress bars; None: on a terminal or in a notebook
@@ -94,15 +94,14 @@ class Index(PassageIndexes):
         """Create an empty index for the embeddings of a model, by default the built-in one.
 
         Passages have at most `chunk_size` tokens and overlap by `chunk_overlap`: 256 and 32, or
-        less if the maximum length of the model is shorter. `embedding_precision` of an index in a
+        less if the model's maximum length is smaller. `embedding_precision` of an index in a
         folder is "fp32", "int8" (a quarter of the size) or "binary" (bits for retrieval, int8 for
         scoring); the index can be searched with the model in any precision. `language` selects the
         stemmer and the stop words of lexical search, None disables both. `query_prompt` and
-        `passage_prompt`, such as "query: " and "passage: ", go before queries and passages when they
-        are embedded; by default they are the checkpoint's prompts "query", and "passage" or
-        "document", if it has them. An index in a folder can have sparse embeddings as well
-        (`sparse`, a SPLADE model) and the token embeddings of a model that reranks
-        (`late_interaction`, a ColBERT model).
+        `passage_prompt`, such as "query: " and "passage: ", are prepended to queries and passages
+        before embedding; by default they are the checkpoint's prompts "query", and "passage" or
+        "document", if it has them. An index in a folder can also store sparse embeddings (`sparse`,
+        a SPLADE model) and token embeddings for reranking (`late_interaction`, a ColBERT model).
         """
         embedder = load_embedder(model)
         config = index_config(
@@ -123,7 +122,11 @@ class Index(PassageIndexes):
 
     @classmethod
     def open(cls, location: str | Path, model: str | Path | Embedder | None = None, *, verify: bool = False) -> Self:
-        """Open an index, with its model in any precision, by default when needed; `verify()` it first or not."""
+        """Open an index.
+
+        `model` is its model, in any precision; by default it is loaded from its recorded location when first used.
+        `verify`: whether to call `verify()` first.
+        """
         store = open_store(location)
         try:
             if verify:
@@ -135,7 +138,7 @@ class Index(PassageIndexes):
 
     @classmethod
     def rebuild(cls, folder: str | Path, model: str | Path | Embedder | None = None) -> int:
-        """Rebuild corrupt files from the passages; return how many were embedded again."""
+        """Rebuild corrupt files from the passages; return the number of passages embedded again."""
         restore_checksums(Path(folder))
         store = LocalStore(Path(folder), check_segments=False)
         with cls(store, None if model is None else load_embedder(model)) as index:
@@ -200,7 +203,7 @@ class Index(PassageIndexes):
         return self._chunker
 
     def embed(self, texts: Sequence[str], prompt: str | None = None) -> FloatArray:
-        """Return unit-length embeddings of texts, (n, D), with a prompt before each, by default that of passages."""
+        """Return unit-length embeddings of texts, (n, D); `prompt` defaults to the index's passage prompt."""
         prompt = self.config["passage_prompt"] if prompt is None else prompt
         embeddings = self.embedder.embed(texts, prompt=prompt, progress=False)
         unit: FloatArray = embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
@@ -221,12 +224,12 @@ class Index(PassageIndexes):
     ) -> IndexUpdate:
         """Add documents, or update those with the same id.
 
-        `documents`: a text, a `Document`, a dict, or a list or generator of these; or a table: a DataFrame of pandas or
-        polars, a table of pyarrow, a Dataset, a dict of columns. `text`, `id` and `metadata` name the columns or keys.
-        Without `id`, they are those in "id" or "_id"; without such a column, ids are hashes of the content. All other
-        columns with scalar values are metadata, unless `metadata` lists some. Files are for `refresh`.
+        `documents`: a text, a `Document`, a dict, or a list or generator of these; or a table: a pandas or polars
+        DataFrame, a pyarrow table, a Dataset, or a dict of columns. `text`, `id` and `metadata` select columns or keys.
+        By default ids are read from "id" or "_id"; without such a column, they are hashes of the content. All other
+        columns with scalar values become metadata, unless `metadata` is given. For files, use `refresh`.
 
-        `progress`: whether to show a progress bar; None: as the attribute `progress` says.
+        `progress`: whether to show a progress bar; defaults to the attribute `progress`.
 
         >>> index.add([{"id": "a", "text": "The Rhine is long.", "year": 1999}])                 # doctest: +SKIP
         IndexUpdate(added=1, changed=0, unchanged=0, deleted=0, passages=1)
@@ -255,7 +258,7 @@ class Index(PassageIndexes):
     def progress_bar(
         self, progress: bool | None = None, fraction: Callable[[], float | None] | None = None
     ) -> AbstractContextManager[None]:
-        """A progress bar for `write`, if `progress`, else the attribute of that name, says so."""
+        """Return a progress bar for `write`; `progress` defaults to the attribute of that name."""
         shown = self.progress if progress is None else progress
         return show_progress("index", None, shown, "passages", fraction=fraction)
 
@@ -288,9 +291,9 @@ class Index(PassageIndexes):
 
     @one_warning()
     def refresh(self, paths: Paths, **options: Unpack[ReadOptions]) -> IndexUpdate:
-        """Synchronize the index with files: embed new and modified, delete missing ones.
+        """Synchronize the index with files: embed new and modified documents, delete missing ones.
 
-        Documents from elsewhere are kept. `options`: see `bertie.search.document_reader.read_documents`.
+        Documents from outside `paths` are kept. `options`: see `bertie.search.document_reader.read_documents`.
         """
         changes = FileChanges(paths, self.store.documents(), **options)
         with self.progress_bar():
@@ -336,7 +339,7 @@ class Index(PassageIndexes):
         return IndexUpdate(added, changed, 0, len(ids), passages)
 
     def embed_documents(self, documents: Sequence[Document]) -> list[EmbeddedDocument]:
-        """Split documents into passages and embed these: the input of `write`."""
+        """Split documents into passages and embed them; the result is a batch for `write`."""
         split = self.chunker.split_batch(documents)
         embeddings = self.embed([passage.text for passages in split for passage in passages])
         embedded, start = [], 0
@@ -373,18 +376,18 @@ class Index(PassageIndexes):
         """Return the k best passages for a query.
 
         `mode` is "dense" (embeddings), "lexical" (BM25), "sparse" (SPLADE, if the index has such a model), or "hybrid"
-        (all that it has, combined by reciprocal rank fusion). With `rerank`, a cross-encoder or a late-interaction
-        model, whose token embeddings may be stored, reranks the best `depth` passages. Their score is that of the
-        reranker, with the weight `rerank_weight` (by default 1 for a model of its own and 0.2 for one of several heads
-        of a model), and of the retrieval, with the rest, both min-max normalized. `where` filters documents by
+        (all that the index has, combined by reciprocal rank fusion). `rerank`, a cross-encoder or a late-interaction
+        model, reranks the best `depth` passages. `rerank_weight` defaults to 1 for a separate model and to 0.2 for one
+        of several heads of a model. Below 1, the final score is an interpolation: `rerank_weight` times the reranker's
+        score plus `1 - rerank_weight` times the retrieval score, both min-max normalized. `where` filters documents by
         metadata: `{"lang": "en", "year >=": 1990, "topic": ["a", "b"]}`.
 
-        `weights`, such as `{"dense": 1, "lexical": 0.3, "rerank": 2}`, replace rank fusion by a weighted sum of min-max
-        normalized scores; the reranker is then one of the summands. `bertie eval --beir --tune` finds good weights.
-        `prompt` goes before the query when it is embedded; by default that of the index.
+        `weights`, such as `{"dense": 1, "lexical": 0.3, "rerank": 2}`, replaces rank fusion with a weighted sum of
+        min-max normalized scores, which includes the reranker's. `bertie eval --beir --tune` finds good weights.
+        `prompt` is prepended to the query before embedding; it defaults to the index's query prompt.
         """
         if not isinstance(query, str):
-            advice = "; for several queries there is search_batch" if isinstance(query, Iterable) else ""
+            advice = "; use search_batch for several queries" if isinstance(query, Iterable) else ""
             raise InputError(f"search takes a query, a str, not {type(query).__name__}{advice}")
         options: dict[str, Any] = {"rerank": rerank, "rerank_weight": rerank_weight, "where": where, "depth": depth}
         return self.search_batch([query], k, mode=mode, weights=weights, prompt=prompt, **options)[0]
@@ -403,7 +406,7 @@ class Index(PassageIndexes):
         weights: Mapping[str, float] | None = None,
         prompt: str | None = None,
     ) -> list[SearchResults]:
-        """Search for several queries at once: the same results as `search`, faster."""
+        """Search for several queries in one batch: the same results as `search`, but faster."""
         if isinstance(queries, str):
             raise InputError("search_batch takes a list of queries; pass a single one to search")
         filters = parse_filters(where)
@@ -425,11 +428,11 @@ class Index(PassageIndexes):
         mode: SearchMode = "hybrid",
         where: Mapping[str, Any] | Sequence[MetadataFilter] = (),
     ) -> AskResult:
-        """Answer a question from the k best passages, with the place of the answer, or with "no answer".
+        """Answer a question from the k best passages, with the location of each answer.
 
-        `reader`: by default that of the index's model, if it has such a head, otherwise the built-in one. `top_k`
-        answers are returned. There is none if "no answer" is more probable than `no_answer_threshold`, by default the
-        reader's own. `rerank`, `mode` and `where`: see `search`.
+        `reader` defaults to the question answering head of the index's model, or to the built-in model if it has none.
+        Up to `top_k` answers are returned; none if the probability of "no answer" exceeds `no_answer_threshold`, which
+        defaults to the reader's. `rerank`, `mode` and `where`: see `search`.
 
         >>> index.ask("Who wrote Emma?").best                                                    # doctest: +SKIP
         FoundAnswer(text='Jane Austen', score=0.98, document='novels.md', start=24, end=35, …)

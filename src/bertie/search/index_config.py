@@ -1,4 +1,4 @@
-"""The configuration of a new index: what is kept with it, and how its documents are split."""
+"""The configuration stored with a new index, its model and its chunker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def index_config(
 
 
 def prompt_before(embedder: Embedder, prompt: str | None, names: Sequence[str]) -> str:
-    """A prompt, by default the first of the checkpoint's with one of these names, or its default one."""
+    """Return `prompt`, by default the checkpoint's first prompt with one of these names, or its default prompt."""
     return embedder.prompt_text(prompt, find_prompt(embedder.modules.prompts, names) if prompt is None else None)
 
 
@@ -60,14 +60,14 @@ def make_chunker(embedder: Embedder, size: int, overlap: int) -> Chunker:
 
 
 def load_embedder(model: str | Path | Embedder | None) -> Embedder:
-    """The model of an index: an embedder itself, or that of a name, by default the built-in one."""
+    """Return the embedder of an index, loaded if given by name; by default the built-in model."""
     from bertie.tasks.embed import Embedder
 
     return model if isinstance(model, Embedder) else Embedder.load(model)
 
 
 def check_model(embedder: Embedder, dimension: int, config: Mapping[str, Any]) -> None:
-    """Reject another model than that of an index: their embeddings could not be compared."""
+    """Reject a model other than that of the index, since their embeddings cannot be compared."""
     if embedder.dimension != dimension or model_fingerprint(embedder) != config["fingerprint"]:
         raise InputError(
             f"the index was built with {config['model']} (dimension {dimension}); "

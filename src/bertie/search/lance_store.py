@@ -322,7 +322,7 @@ def _read_manifest(folder: Path) -> _Manifest:
         values = json.loads(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         _check_no_orphan(folder)
-        raise NotFoundError(f"{folder} contains no LanceDB index; LanceStore.create makes one") from None
+        raise NotFoundError(f"{folder} contains no LanceDB index; create one with LanceStore.create") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}; restore a backup of it") from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:

@@ -51,8 +51,8 @@ class SearchHit(Displayed):
     end: int
     headings: tuple[str, ...]
     score: float
-    # dense: cosine similarity; lexical: BM25; sparse: dot product; fused: of the fusion; rerank: of the model;
-    # combined: of both
+    # dense: cosine similarity; lexical: BM25; sparse: dot product; fused: fusion of these; rerank: the reranker;
+    # combined: interpolation of the reranker's score with the retrieval score
     scores: Mapping[str, float]
     highlights: tuple[tuple[int, int], ...]  # spans of query terms in `text`
     metadata: Mapping[str, MetadataValue]
@@ -96,7 +96,7 @@ class Searcher:
     where: Sequence[MetadataFilter]
     depth: int
     weights: Mapping[str, float] | None
-    prompt: str | None = None  # before each query when it is embedded; None: that of the index
+    prompt: str | None = None  # prepended to each query before embedding; None: the index's query prompt
     has_sparse: bool = False  # whether the index has sparse embeddings
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class Searcher:
             if not 0 <= self.rerank_weight <= 1:
                 raise InputError(f"rerank_weight={self.rerank_weight} must be a number from 0 to 1")
             if self.weights is not None:
-                raise InputError("weights include that of the reranker: leave out rerank_weight")
+                raise InputError("weights already include the reranker's; leave out rerank_weight")
 
     @property
     def _retrievers(self) -> list[str]:
@@ -126,7 +126,7 @@ class Searcher:
         return self._retrievers if self.reranker is None else [*self._retrievers, "rerank"]
 
     def run(self, index: Index, queries: Sequence[str]) -> list[SearchResults]:
-        """Search an index for several queries at once."""
+        """Search an index for a batch of queries."""
         timer = _StageTimer(len(queries))
         last: str = "fused" if self.mode == "hybrid" else self.mode
         limit = self.k if self.reranker is None else max(self.k, self.depth)
@@ -148,7 +148,7 @@ class Searcher:
         ranked = [[passages[key] for key in ranking if key in passages] for ranking in order]
         if self.reranker is not None:
             first, last = last, "rerank"
-            with timer("rerank"), no_warning():  # the queries are counted when they are embedded
+            with timer("rerank"), no_warning():  # unknown tokens of queries are reported when they are embedded
                 _rerank(index, self.reranker, queries, ranked, scores)
             if self.weights is not None:
                 last = "fused"
@@ -245,7 +245,7 @@ def _rerank(
 
 
 def rerank_weight(reranker: AnyReranker, weight: float | None = None) -> float:
-    """The weight of a reranker's score if none is given: 1 for a model of its own, less for one of a model's heads."""
+    """Return `weight`, by default 1 for a separate model, and less for one of several heads of a model."""
     if weight is not None:
         return weight
     return RERANK_WEIGHT if len(reranker.checkpoint.heads) > 1 else 1.0

@@ -15,10 +15,10 @@ from bertie.search.records import EmbeddedDocument, FloatArray, Keys, StoredPass
 class VectorStore(Protocol):
     """Durable storage for passages and embeddings: commits survive a crash, nothing else does.
 
-    Passage keys are ascending and never reused. One process writes at a time, any number read.
+    Passage keys are ascending and never reused. One process can write at a time, any number can read.
     """
 
-    id: str  # unique, random
+    id: str  # random, or the name of the index in a database
     dimension: int
     config: Mapping[str, Any]  # how the index was built: model, fingerprint, precisions, chunk size, …
 
@@ -46,7 +46,7 @@ class VectorStore(Protocol):
         """Iterate over (key, text) of passages with keys above `after`, ascending."""
 
     def optimize(self, full: bool = False) -> None:
-        """Compact the store as far as it pays off, or `full`; search results stay the same.
+        """Compact the store where it pays off, or completely if `full`; the stored data stays the same.
 
         Writers call it when they are done.
         """

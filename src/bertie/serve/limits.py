@@ -28,7 +28,7 @@ def check_head(version: str, url: Any, headers: list[tuple[bytes, bytes]]) -> Ap
         return ApiError("http_version", "only HTTP/1.1 and HTTP/1.0 are supported")
     names = [name for name, _ in headers if name in (b"host", b"transfer-encoding", b"content-length")]
     if len(set(names)) < len(names):
-        return ApiError("invalid_http", "Host, Content-Length and Transfer-Encoding may come only once")
+        return ApiError("invalid_http", "Host, Content-Length and Transfer-Encoding may occur only once")
     if version == "1.1" and b"host" not in names:
         return ApiError("invalid_http", "the Host header is missing")
     if b"transfer-encoding" in names:

@@ -220,7 +220,7 @@ class Registry:
     def __getitem__(self, name: str) -> ServedModel:
         """The current model of that name. Requests go through `use`, which keeps it open."""
         if name not in self._served:
-            raise NotFoundError(f"model={name!r:.100} is not served here; there are: {', '.join(self._sources)}")
+            raise NotFoundError(f"model={name!r:.100} is not served here; served are: {', '.join(self._sources)}")
         return self._served[name]
 
     def acquire(self, name: str) -> ServedModel:

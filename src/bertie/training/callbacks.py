@@ -31,21 +31,21 @@ class TrainingHistory:
     tokens: int = 0
     seconds: float = 0.0  # of this process; a resumed run took longer
     stopped_early: bool = False
-    shortened: str = ""  # "converged" or "budget": it took fewer steps, with the whole schedule in them
-    method: str = ""  # of a classifier: the one chosen, with the scores of all that were compared
+    shortened: str = ""  # "converged" or "budget": fewer steps than planned, with the schedule compressed
+    method: str = ""  # classifiers: the chosen one, with the scores of all that were compared
 
 
 class TrainingCallback(Protocol):
-    """Follows a run in its main process."""
+    """Hooks that a run calls in its main process."""
 
     def on_start(self, rows: Sequence[LogRow], evaluations: Sequence[LogRow]) -> None:
-        """The run starts, resumes or was rolled back, with these rows so far."""
+        """Called when the run starts, resumes or is rolled back, with the rows so far."""
 
     def on_log(self, row: LogRow) -> None:
-        """A row was added to the log."""
+        """Called after a row is added to the log."""
 
     def on_evaluation(self, row: LogRow) -> None:
-        """The model was evaluated."""
+        """Called after an evaluation."""
 
     def on_save(self) -> None:
-        """A checkpoint is about to be written."""
+        """Called before a checkpoint is written."""

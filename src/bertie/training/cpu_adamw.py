@@ -1,8 +1,8 @@
-"""AdamW on a CPU: one pass over parameters, gradients and averages, and row-wise for embeddings.
+"""AdamW on a CPU: one fused pass over parameters, gradients and moments; sparse updates of embeddings.
 
-A step reads few rows of the word embeddings. Their gradient is sparse, and rows that never had a gradient need no
-average: for them AdamW is weight decay. That is exact, unlike `torch.optim.SparseAdam`. The state has the format of
-`torch.optim.AdamW`, and the result is the same up to rounding.
+A step reads few rows of the word embeddings, so their gradient is sparse. Rows that never had a gradient have zero
+moments: for them AdamW reduces to weight decay. This is exact, unlike `torch.optim.SparseAdam`. The state has the
+format of `torch.optim.AdamW`, and the result is the same up to rounding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_supported(parameters: Sequence[Tensor]) -> bool:
 
 
 class CpuAdamW(torch.optim.AdamW):
-    """`torch.optim.AdamW` in the compiled library; `clip` takes the place of `clip_grad_norm_`."""
+    """`torch.optim.AdamW` in the compiled library; `clip` replaces `clip_grad_norm_`."""
 
     def __init__(self, groups: Sequence[dict[str, Any]], betas: tuple[float, float]) -> None:
         super().__init__(groups, betas=betas)
@@ -108,7 +108,7 @@ class CpuAdamW(torch.optim.AdamW):
     ) -> None:
         active = self._active.get(parameter)
         if active is None:
-            # From the averages: a resumed run, or one that had dense gradients, continues exactly.
+            # From the moments: a resumed run, or one that had dense gradients, continues exactly.
             first, second = averages
             active = self._active[parameter] = (first.ne(0) | second.ne(0)).any(1).to(torch.uint8)
         rows = gradient.indices()[0]
@@ -124,7 +124,7 @@ def has(parameter: Tensor) -> bool:
 
 
 def use_sparse_gradients(words: nn.Embedding, optimizer: torch.optim.Optimizer) -> None:
-    """Let the word embeddings have sparse gradients, where the optimizer is a `CpuAdamW` and they are not computed."""
+    """Use sparse gradients for the word embeddings if the optimizer is a `CpuAdamW` and they are not parametrized."""
     words.sparse = isinstance(optimizer, CpuAdamW) and "weight" in words._parameters
 
 

@@ -24,7 +24,7 @@ SHUTDOWN_SECONDS = 0.1
 
 
 def is_main_process() -> bool:
-    """Whether this process is the first of those that `torchrun` started, before they form a group."""
+    """Whether this is rank 0 of the processes that `torchrun` started; needs no process group."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -73,8 +73,8 @@ class World:
 
 
 def _shut_down() -> None:
-    """Leave the process group while Python still runs: its threads need the interpreter to release
-    their results, and abort the process if they are too late."""
+    """Destroy the process group before the interpreter shuts down: its threads need the
+    interpreter to release their results, and would otherwise abort the process."""
     time.sleep(SHUTDOWN_SECONDS)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -90,7 +90,7 @@ def local_device(device: torch.device) -> torch.device:
 def distribute(
     module: nn.Module, blocks: nn.ModuleList, strategy: Strategy, world: World, device: torch.device, *, unused: bool
 ) -> nn.Module:
-    """Wrap a module for all processes. `unused`: a step may leave parameters without gradients.
+    """Wrap a module for distributed training. `unused`: a step may leave parameters without gradients.
 
     "fsdp" shards the module in place.
     """
@@ -129,7 +129,7 @@ def full_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a full optimizer state, which every process has, into a sharded module's optimizer."""
+    """Load a full optimizer state, passed by every process, into a sharded module's optimizer."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
     set_optimizer_state_dict(module, optimizer, dict(state), options=StateDictOptions(full_state_dict=True))

@@ -1,4 +1,4 @@
-"""Another dropout rate for the time of training."""
+"""Override the dropout rate during training."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def restore_dropout(saved: Saved) -> None:
 
 
 def random_seed(*numbers: int) -> int:
-    """A seed for the random numbers of a micro-batch, from those that identify it."""
+    """Derive the random seed of a micro-batch from the numbers that identify it."""
     return int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0] >> np.uint64(1))

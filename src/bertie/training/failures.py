@@ -1,4 +1,4 @@
-"""The errors that end a training run, and what they advise."""
+"""Errors that end a training run, with advice in their messages."""
 
 from __future__ import annotations
 

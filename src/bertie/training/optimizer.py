@@ -69,7 +69,7 @@ def frozen_layers(recipe: Recipe, epoch: float, depth: int) -> int:
 
 
 def apply_freezing(model: Model, heads: str | Sequence[str], recipe: Recipe, epoch: float) -> bool:
-    """Set `requires_grad` of all parameters for this epoch; whether that changed any.
+    """Set `requires_grad` of all parameters for this epoch; returns whether that changed any.
 
     The embeddings are frozen while any layer is, the final norm while all layers are. What is frozen runs without
     dropout. With LoRA its factors and the heads train.

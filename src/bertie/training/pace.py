@@ -1,4 +1,4 @@
-"""How many steps a run takes: those that were planned, or fewer, with the whole learning-rate schedule in them."""
+"""The number of steps of a run: as planned, or fewer with the learning-rate schedule compressed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ CONVERGED_STEPS = 20  # at least, with a loss below `stop_loss`
 
 
 class Pace:
-    """The number of steps of a run. If it is shortened, it passes through the rest of its schedule faster.
+    """The number of steps of a run. Shortening it compresses the rest of its learning-rate schedule.
 
-    It is shortened to end before `deadline`, a time of `time.monotonic`, as soon as the speed of the steps is known,
-    which is measured after the first `warm_steps`, over at least as many, less one;
-    and if the loss has been below `stop_loss` for an epoch, to end after one more.
+    A run is shortened to end before `deadline`, a time of `time.monotonic`, once the seconds per step are known: they
+    are measured after the first `warm_steps` steps, over at least `warm_steps` − 1 more. It is also shortened if the
+    loss has been below `stop_loss` for an epoch, to end after one more.
 
     >>> pace = Pace(100, epoch=10)
     >>> pace.shorten(40, 60, "converged")
@@ -36,7 +36,7 @@ class Pace:
         self.reason = ""  # why the run was shortened: "converged" or "budget"
         self._since = self._from = 0.0  # the step and the position of the last change
         self._start: tuple[int, float] | None = None  # of the measurement of the speed: step and time
-        self.seconds: float | None = None  # per step, when last asked for
+        self.seconds: float | None = None  # per step, as last measured
         self._paused, self._pauses = 0.0, 0  # seconds of evaluations, and their number
 
     def position(self, step: float) -> float:
@@ -46,7 +46,7 @@ class Pace:
         return self._from + (step - self._since) * (self.planned - self._from) / max(1.0, self.total - self._since)
 
     def shorten(self, step: int, total: int, reason: str) -> None:
-        """End after `total` steps, if that is earlier than so far."""
+        """End after `total` steps, if that is earlier than planned."""
         total = max(total, step + 1)
         if total < self.total:
             self._from, self._since = self.position(step), float(step)
@@ -58,13 +58,13 @@ class Pace:
         return [self.total, self._since, self._from, self.reason == "budget"] if self.reason else []
 
     def restore(self, state: Sequence[float]) -> None:
-        """Continue a run."""
+        """Restore the state of a resumed run."""
         if state:
             self.total, self._since, self._from = int(state[0]), state[1], state[2]
             self.reason = "budget" if state[3] else "converged"
 
     def check_loss(self, step: int, rows: Sequence[str]) -> None:
-        """Shorten the run if each row of the log has had a small loss for an epoch."""
+        """Shorten the run if all rows of the log have had a loss below `stop_loss` for an epoch."""
         window, losses = max(self.epoch, CONVERGED_STEPS), []
         for row in reversed(rows[1:]):
             logged, _, loss = row.split(",")[:3]
@@ -77,7 +77,7 @@ class Pace:
     # --- the time ---
 
     def evaluated(self, seconds: float) -> None:
-        """An evaluation took so long."""
+        """Record the duration of an evaluation."""
         self._paused += seconds
         self._pauses += 1
 

@@ -24,8 +24,8 @@ PREFETCH_FACTOR = 2  # steps that each worker prepares in advance
 class PreparedStep:
     """One process's part of a training step."""
 
-    # Empty where nothing has weight. All processes have equally many: the last of some are without
-    # weight.
+    # Empty where nothing has weight. All processes have equally many: those of some end with
+    # micro-batches of weight 0.
     micro_batches: list[MicroBatch]
     total: float  # weight of the whole step, over all processes
     counts: Mapping[str, float]  # of a `ModelObjective`

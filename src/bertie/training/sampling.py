@@ -57,7 +57,7 @@ class BatchSampler(Protocol):
 
 
 class ExampleSampler:
-    """Samples examples without replacement, in another order each epoch. Each step reads one task."""
+    """Samples examples without replacement, in a new order each epoch. Each step reads one task."""
 
     single_head = True
 

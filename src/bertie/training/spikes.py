@@ -40,7 +40,7 @@ class LossSpikeDetector:
         self._losses = deque(seen, maxlen=window)
 
     def update(self, loss: float) -> bool:
-        """Add the next loss; whether it is a spike."""
+        """Add the next loss; returns whether it is a spike."""
         loss = float(loss)  # numpy scalars are slow to sort
         if not math.isfinite(loss):
             return True
@@ -68,8 +68,8 @@ class LossSpike(Exception):
 
 
 class LossMonitor:
-    """Collects losses on the device, and checks them together: reading each at once would stall the
-    device.
+    """Collects losses on the device, and checks them together: reading each immediately would stall
+    the device.
 
     Losses are compared with those of the same `kind`; without a kind they must only be finite.
     `recent` holds the losses of a saved state.

@@ -1,4 +1,4 @@
-"""One of several training runs that belong together, as the folds of a cross-validation."""
+"""One of several training runs that belong together, such as the folds of a cross-validation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bertie.training.pace import WARM_STEPS
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The name of a run, and how much work comes before and after it, in units of its own.
+    """The name of a run, and how much work comes before and after it, relative to its own.
 
     >>> Stage("fold 2 of 3", before=1, after=1).fraction(0.5)
     0.5

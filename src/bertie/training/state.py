@@ -139,7 +139,7 @@ class StateFolder:
         return None if self.path is None or not (self.path / STATE).exists() else self._read()
 
     def _remove_best(self, keep: int | None) -> None:
-        """Only after a state that names another was written: a run killed before that resumes with the old one."""
+        """Remove other best weights, once the state is saved: a run killed before that resumes with the old ones."""
         assert self.path is not None
         for file in self.path.glob("best-*.pt"):
             if re.fullmatch(r"best-\d+", file.stem) and file.stem != f"best-{keep}":

@@ -143,7 +143,7 @@ class TrainStep:
         self._cached.clear()
 
     def reset(self) -> None:
-        """The set of trained weights has changed."""
+        """Called when the set of trained weights has changed."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

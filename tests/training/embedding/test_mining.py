@@ -79,11 +79,13 @@ def test_refusals() -> None:
         mine(Points(), ["0°"], ["1°", "2°"], ["3°"])
     with pytest.raises(ConfigError, match="negatives=4, skip=0, depth=2"):
         mine(Points(), ["0°"], ["1°"], ["3°"], depth=2)
+    with pytest.raises(ConfigError, match="skip at least 0"):
+        mine(Points(), ["0°"], ["1°"], ["3°"], skip=-1)
     with pytest.raises(ConfigError, match="max_ratio=2 must be above 0"):
         mine(Points(), ["0°"], ["1°"], ["3°"], max_ratio=2)
     with pytest.raises(InputError, match="mine takes a list of queries, not str"):
         mine(Points(), "0°", ["1°"], ["3°"])
-    with pytest.raises(InputError, match="no corpus"):
+    with pytest.raises(InputError, match="the corpus is empty"):
         mine(Points(), ["0°"], ["1°"], [])
 
 

@@ -43,7 +43,7 @@ def test_labels_of_two_types(labels: list[Any]) -> None:
     data, messages = read(labels)
     assert len(data.labels) == 2
     assert len(messages) == 1
-    assert "labels of two types that are taken for the same" in messages[0]
+    assert "labels of two types that are treated as equal" in messages[0]
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 2], ["a", "b"], [1.0, 0.0, 1], ["good news", "bad news"], [True, False]])

@@ -513,7 +513,7 @@ def test_invalid_runs_are_refused(text: Path, tmp_path: Path) -> None:
         asked(small, tokenizer="other", corpus="corpus") | {"model": model},
     )
     taught = {"kind": "sentence_distillation", "teacher": "model", "teacher_corpus": "corpus", "words": 1.0}
-    refused(ConfigError, "is no sentence encoder", asked(small, taught) | there | {"model": "model"})
+    refused(ConfigError, "is not a sentence encoder", asked(small, taught) | there | {"model": "model"})
     missing = taught | {"teacher": "nowhere"}
     refused(NotFoundError, "nowhere", asked(small, missing) | there | {"model": "model"})
 

@@ -405,7 +405,7 @@ def test_invalid_arguments_are_refused(tokenizers: Any) -> None:
         SentenceDistillation(student, teacher)
     assert SentenceDistillation(student, teacher, embeddings=0.0).words == 1.0
     teacher.sentence = None
-    with pytest.raises(ConfigError, match="is no sentence encoder: set embeddings, similarities, neighbours to 0"):
+    with pytest.raises(ConfigError, match="is not a sentence encoder: set embeddings, similarities, neighbours to 0"):
         SentenceDistillation(student, teacher)
 
 

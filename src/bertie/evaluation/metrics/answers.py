@@ -20,7 +20,7 @@ _ARTICLES, _PUNCTUATION = re.compile(r"\b(a|an|the)\b"), str.maketrans("", "", s
 def answering(
     gold: Sequence[Sequence[str]], predicted: Sequence[str], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Score]:
-    """Exact_match and token-level f1 as SQuAD's script defines them, between 0 and 1.
+    """Compute `exact_match` and token-level `f1` as SQuAD's script defines them, between 0 and 1.
 
     Answers are lower-cased and stripped of punctuation, articles and extra whitespace; the best match
     among several gold answers counts. A question without gold answers expects the empty answer.
@@ -39,10 +39,10 @@ def answerability(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> dict[str, Score]:
-    """SQuAD 2's scores by answerability, and how well the probability of "no answer" tells the two apart.
+    """Compute SQuAD 2's scores by answerability, and the AUROC of the probability of "no answer".
 
-    answerable_exact_match and answerable_f1 (SQuAD's HasAns), unanswerable_accuracy (NoAns) and no_answer_auroc: the
-    probability that an unanswerable question has a higher one than an answerable question. Questions without gold
+    `answerable_exact_match` and `answerable_f1` (SQuAD's HasAns), `unanswerable_accuracy` (NoAns) and
+    `no_answer_auroc`, with unanswerable questions as positives. Questions without gold
     answers are unanswerable; there must be some of both kinds.
 
     >>> scores = answerability([["Emma"], []], ["Emma", ""], [0.2, 0.9])

@@ -13,7 +13,7 @@ from bertie.evaluation.intervals import RESAMPLES, Score, Statistic, bootstrap, 
 def choices(
     gold: Sequence[int], predicted: Sequence[int], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Score]:
-    """The accuracy of chosen indices.
+    """Compute the `accuracy` of chosen indices.
 
     >>> choices([0, 1, 2, 1], [0, 1, 0, 1])["accuracy"].value
     0.75

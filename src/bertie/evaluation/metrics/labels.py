@@ -23,12 +23,12 @@ from bertie.evaluation.metrics.shared import (
 def classification(
     gold: Sequence[str], probabilities: ArrayLike, labels: Sequence[str], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Score]:
-    """Single-label accuracy, macro_f1, matthews, ece and log_loss; binary also f1, precision and recall.
+    """Compute `accuracy`, `macro_f1`, `matthews`, `ece` and `log_loss`; binary also `f1`, `precision` and `recall`.
 
     `probabilities` is (n, k), one column per label; with two labels the second is the positive class. As
     in scikit-learn, macro_f1 leaves out labels that neither occur nor are predicted, and matthews is 0
     where undefined. `ece` is the expected calibration error of the top label over 15 equal-width bins. A gold
-    label that is not among `labels` is never predicted: it counts as an error of a label of its own.
+    label that is not among `labels` is never predicted: it counts as an error of an additional label.
 
     >>> scores = classification(["no", "yes", "yes"], [[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]], ["no", "yes"])
     >>> round(scores["accuracy"].value, 4), round(scores["recall"].value, 4)
@@ -100,7 +100,7 @@ def classification_statistic(
 def multi_label(
     gold: ArrayLike, probabilities: ArrayLike, threshold: float, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Score]:
-    """Multi-label micro_f1, macro_f1, exact (all labels of a text correct) and ece.
+    """Compute multi-label `micro_f1`, `macro_f1`, `exact` (all labels of a text correct) and `ece`.
 
     `gold` is a boolean (n, k), `probabilities` (n, k); labels with at least `threshold` are predicted. As
     in scikit-learn, a label that neither occurs nor is predicted anywhere counts as 0 in macro_f1; one

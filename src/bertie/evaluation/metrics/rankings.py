@@ -15,7 +15,7 @@ from bertie.evaluation.metrics.shared import check_values
 def ranking(
     queries: Sequence[Hashable], gold: ArrayLike, scores: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Score]:
-    """Map, mrr and ndcg_10 over the queries that have a relevant document; other queries are left out.
+    """Compute `map`, `mrr` and `ndcg_10` over the queries that have a relevant document; others are left out.
 
     The three arguments have one entry per document: its query, its relevance (relevant above 0; ndcg_10
     uses it as the gain), and its score. Ties keep the given order.
@@ -57,7 +57,7 @@ def _query_metrics(gains: FloatArray, points: FloatArray) -> tuple[float, float,
 def retrieval_from_ranks(
     gold: ArrayLike, ranks: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Score]:
-    """Recall_1, recall_10 and mrr_10 from the rank of each query's one relevant text.
+    """Compute `recall_1`, `recall_10` and `mrr_10` from the rank of each query's one relevant text.
 
     `ranks` count from 1, and `gold` is all ones. An optional second column of `ranks` is 1 where the
     relevant text scores above the known negatives; accuracy is its mean.

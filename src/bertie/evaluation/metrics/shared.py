@@ -46,7 +46,7 @@ def calibration_gaps(confidence: FloatArray, correct: BoolArray) -> FloatArray:
 def with_calibration_interval(
     score: Score, confidence: FloatArray, correct: BoolArray, resamples: int, seed: int
 ) -> dict[str, Score]:
-    """The expected calibration error with its interval; without resamples, as it is."""
+    """The expected calibration error with its interval; without resamples, the value alone."""
     if not resamples:
         return {"ece": score}
     bins = calibration_bin(confidence)

@@ -18,7 +18,7 @@ _BILOU = {"L-": "E-", "U-": "S-"}
 
 
 def tagging(gold: Sentences, predicted: Sentences, *, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Score]:
-    """Entity-level precision, recall and f1 as seqeval computes them, and the accuracy over words.
+    """Compute seqeval's entity-level `precision`, `recall` and `f1`, and the `accuracy` over words.
 
     Plain tags (parts of speech) form no entities: they get accuracy and macro_f1 over words. Tags form
     entities if all of them are O or begin with B-, I-, E-, S- (BIO, BIOES) or L-, U- (BILOU, read as E-

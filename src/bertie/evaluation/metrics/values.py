@@ -11,12 +11,15 @@ from bertie.evaluation.metrics.shared import check_values
 
 
 def regression(gold: ArrayLike, predicted: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Score]:
-    """Pearson, spearman, mse, mae and r2. Correlations with a constant, and r2 of constant gold, are undefined."""
+    """Compute `pearson`, `spearman`, `mse`, `mae` and `r2`.
+
+    Correlations with a constant, and r2 of constant gold, are NaN.
+    """
     return bootstrap(*regression_statistic(gold, predicted), resamples=resamples, seed=seed)
 
 
 def sts(gold: ArrayLike, predicted: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Score]:
-    """Spearman and Pearson correlation of predicted similarities with human judgments, on any scale.
+    """Compute the `spearman` and `pearson` correlation of predicted similarities with human ratings, on any scale.
 
     >>> sts([0, 1, 5], [0.1, 0.4, 0.5])["spearman"].value
     1.0

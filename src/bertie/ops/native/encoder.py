@@ -36,7 +36,7 @@ PADDING = 64  # numbers that may be read past the last distance; more than a pan
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled library; None if it was not built, or built from other sources."""
+    """The compiled library; None if it was not built, or was built from different sources."""
     lib = load_library(__file__, "_encoder", f"bertie_encoder_abi_{ABI_VERSION}")
     if lib is None:
         return None

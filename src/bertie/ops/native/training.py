@@ -34,7 +34,7 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled library; None if it was not built, or built from other sources."""
+    """The compiled library; None if it was not built, or was built from different sources."""
     lib = load_library(__file__, "_training", f"bertie_training_abi_{ABI_VERSION}")
     if lib is None:
         return None

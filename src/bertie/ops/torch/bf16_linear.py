@@ -1,7 +1,7 @@
 """Linear layers in bf16 on a CPU: mixed precision for training where the CPU multiplies bf16 matrices faster.
 
-`torch.autocast` would make bf16 of everything between two linear layers as well, for which the compiled kernels have
-no code, and rounds what need not be rounded. Here only the operands and results of GEMMs are rounded; weights,
+`torch.autocast` would also compute everything between two linear layers in bf16, which the compiled kernels do not
+support, and round what need not be rounded. Here only the operands and results of GEMMs are rounded; weights,
 activations, norms, attention, losses and gradients stay in float32.
 """
 

@@ -19,7 +19,7 @@ class AskRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
     questions: Texts = Field(examples=[QUERY])
-    passages: int = Field(5, ge=1, le=100, description="How many of the best passages are read.")
+    passages: int = Field(5, ge=1, le=100, description="Number of retrieved passages to read.")
     top_k: int = Field(1, ge=1, le=100, description="Answers per question.")
     no_answer_threshold: float | None = Field(
         None,

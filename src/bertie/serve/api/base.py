@@ -75,7 +75,7 @@ class ReadCounts(Response):
     tokens_read: int
     windows: int
     tokens_unknown: int = Field(
-        description="Tokens that the vocabulary does not cover: unknown ones, and letters of a script without words."
+        description="Tokens that the vocabulary does not cover: unknown tokens, and letters of scripts without words."
     )
 
 

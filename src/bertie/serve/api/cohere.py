@@ -92,11 +92,11 @@ class CohereEmbedRequest(CompatibleRequest):
     """POST /v1/embed and /v2/embed."""
 
     texts: Array[str] | None = Field(None, examples=[SENTENCES])
-    inputs: Array[CohereInput] | None = Field(None, description="Instead of `texts`.")
+    inputs: Array[CohereInput] | None = Field(None, description="Alternative to `texts`.")
     input_type: Name | None = Field(
         None, description="search_query, search_document, …: the model's prompt for it is used, if it has one."
     )
-    embedding_types: Array[EmbeddingType] | None = Field(None, description="By default float.")
+    embedding_types: Array[EmbeddingType] | None = Field(None, description="Default: float.")
     output_dimension: int | None = Field(None, ge=1, description="Keep the first components of each embedding.")
     truncate: Literal["NONE", "START", "END"] | None = Field(
         None, description="For long texts: NONE refuses them, END reads their beginning; by default, windows."

@@ -33,7 +33,7 @@ class AttributeRequest(TaskRequest):
     )
     label: Label | None = Field(None, description="The label to explain; by default the predicted one.")
     max_pieces: int = Field(
-        MAX_PIECES, ge=1, le=MAX_TOKENS, description="Texts with more words are split into so many groups of words."
+        MAX_PIECES, ge=1, le=MAX_TOKENS, description="Maximum number of groups of words that are left out in turn."
     )
 
 
@@ -141,7 +141,9 @@ class MapRequest(BertieRequest):
     """POST /map: texts as points in two dimensions, and clusters of similar texts."""
 
     texts: Array[str] = Field(examples=[[*SENTENCES, "Stock markets fell on Friday."]])
-    clusters: int | None = Field(None, ge=1, description="Their number; by default the one with the best silhouette.")
+    clusters: int | None = Field(
+        None, ge=1, description="Number of clusters; default: that of the best silhouette score."
+    )
     pooling: Pooling | None = Field(None, description="Replaces the model's pooling.")
 
 

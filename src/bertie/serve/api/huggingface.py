@@ -322,7 +322,7 @@ class ZeroShotParameters(Parameters):
     """Parameters of zero-shot classification."""
 
     candidate_labels: str | Array[Label] = Field(
-        examples=[["sports", "politics"]], description="A string is split at its commas."
+        examples=[["sports", "politics"]], description="A string is split at commas."
     )
     hypothesis_template: str | None = Field(default=None, max_length=1000)
     multi_label: bool = False

@@ -129,14 +129,14 @@ class ClassifyRequest(TaskRequest):
     )
     labels: Array[Label] | None = Field(None, description="Labels for zero-shot classification.")
     template: str | None = Field(
-        None, max_length=1000, description="With `labels`: the sentence that a label is put into, with {} for it."
+        None, max_length=1000, description="With `labels`: the hypothesis template, with {} for the label."
     )
     method: Literal["auto", "entailment", "embedding", "combined"] = Field(
         "auto", description="With `labels`: by entailment, by the nearest label embedding, or by both."
     )
-    multi_label: bool = Field(False, description="With `labels`: several may be true, and each is scored on its own.")
+    multi_label: bool = Field(False, description="With `labels`: score each label independently; several may apply.")
     window_size: Annotated[int, Field(ge=16)] | Literal["sentence"] | None = Field(
-        None, description="Without `labels`: read texts in windows of at most so many tokens, or sentence by sentence."
+        None, description="Without `labels`: the maximum number of tokens per window, or one window per sentence."
     )
     window_pooling: WindowPooling = Field("mean", description="Without `labels`: how the windows are combined.")
 
@@ -173,7 +173,9 @@ def classify(service: Service, request: ClassifyRequest, context: RequestContext
         head = task.head
     else:
         if request.window_size is not None or request.window_pooling != "mean":
-            raise ApiError("invalid", "`window_size` and `window_pooling` do not go with `labels`", field="labels")
+            raise ApiError(
+                "invalid", "`window_size` and `window_pooling` are not allowed with `labels`", field="labels"
+            )
         if not all(isinstance(text, str) for text in texts):
             raise ApiError("invalid", "zero-shot classification takes single texts, not pairs", field="texts")
         service.check_count(range(len(texts) * len(request.labels)), "labels")
@@ -303,7 +305,7 @@ class SearchRequest(BaseModel):
     where: dict[str, str | int | float | bool | Array[str | int | float | bool]] = Field(default_factory=dict)
     depth: int = Field(100, ge=1, le=1000)
     weights: dict[Literal["dense", "lexical", "sparse", "rerank"], float] | None = None
-    prompt: Name | None = Field(None, description="Goes before each query, instead of the index's own prompt.")
+    prompt: Name | None = Field(None, description="Prepended to each query, instead of the index's prompt.")
     prompt_name: Name | None = Field(None, description="The name of one of the model's prompts, instead of `prompt`.")
 
 

@@ -31,7 +31,7 @@ class EmbeddingsRequest(CompatibleRequest):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, description="Keep the first components of each embedding.")
     user: str | None = None
-    prompt: Name | None = Field(None, description="Extension: goes before each text, such as `query: `.")
+    prompt: Name | None = Field(None, description="Extension: prepended to each text, such as `query: `.")
     prompt_name: Name | None = Field(None, description="Extension: the name of one of the model's prompts.")
     pooling: Pooling | None = Field(None, description="Extension: replaces the model's pooling.")
     task: Name | None = Field(

@@ -20,10 +20,10 @@ class TagRequest(TaskRequest):
 
     texts: Texts = Field(examples=["Ada Lovelace was born in London."])
     aggregation_strategy: Literal["average", "first", "max", "simple", "none"] = "average"
-    ignore_labels: Array[Name] = Field(["O"], description="Labels that mark no span.")
-    labels: Array[Label] | None = Field(None, description="Labels for zero-shot entities.")
-    threshold: float = Field(0.5, ge=0, le=1, description="With `labels`: spans with a lower score are left out.")
-    flat: bool = Field(True, description="With `labels`: spans do not overlap; else one may lie inside another.")
+    ignore_labels: Array[Name] = Field(["O"], description="Labels that are not entities.")
+    labels: Array[Label] | None = Field(None, description="Entity types for zero-shot NER.")
+    threshold: float = Field(0.5, ge=0, le=1, description="With `labels`: the minimum score of a span.")
+    flat: bool = Field(True, description="With `labels`: true: spans do not overlap; false: spans may be nested.")
     multi_label: bool = Field(False, description="With `labels`: a span may have several labels.")
 
 

@@ -57,7 +57,7 @@ class EmbedAllRequest(TeiRequest):
     """POST /embed_all and /embed_sparse."""
 
     inputs: str | Array[str] | Ids | Array[Ids] = Field(examples=[EXAMPLE])
-    prompt: Name | None = Field(None, description="Extension: goes before each text, such as `query: `.")
+    prompt: Name | None = Field(None, description="Extension: prepended to each text, such as `query: `.")
     prompt_name: Name | None = Field(None, description="The name of one of the model's prompts.")
 
 
@@ -141,7 +141,7 @@ class TokenizeRequest(CompatibleRequest):
 
     inputs: Texts = Field(examples=[EXAMPLE])
     add_special_tokens: bool = True
-    prompt: Name | None = Field(None, description="Extension: goes before each text, such as `query: `.")
+    prompt: Name | None = Field(None, description="Extension: prepended to each text, such as `query: `.")
     prompt_name: Name | None = Field(None, description="The name of one of the model's prompts.")
 
 

@@ -1,4 +1,4 @@
-"""Training and evaluation of an `Embedder`, and what that of sparse and token embeddings shares with it."""
+"""Training and evaluation of an `Embedder`; base class of the adapters for sparse and token embeddings."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class EmbeddingTraining(TaskTraining[Any]):
     def head_for(self, data: LabelledDataset) -> HeadInfo:
         """An embedder has no head."""
         name = type(self.task).__name__
-        raise ConfigError(f"{name} has no head of its own; train it by itself, not in bertie.MultiTask")
+        raise ConfigError(f"{name} has no head; train it separately, not in bertie.MultiTask")
 
     def prepare(self, checkpoint: Checkpoint, data: LabelledDataset) -> Checkpoint:
-        """The encoder with its sentence modules and no heads, which would not match the trained encoder."""
+        """The encoder with its sentence modules; heads, which would not match the trained encoder, are dropped."""
         return replace(
             bare_encoder(checkpoint),
             sentence=self.task.modules_for(checkpoint, normalize=bool(self.task.normalize)),
@@ -77,26 +77,26 @@ class EmbeddingTraining(TaskTraining[Any]):
 
     @property
     def modules(self) -> SentenceModules:
-        """Pooling and what follows it, which are trained with the encoder."""
+        """Pooling and the modules after it, which are trained with the encoder."""
         modules: SentenceModules | None = self.task.checkpoint.sentence
         assert modules is not None
         return modules
 
     def plan(self, data: LabelledDataset) -> BatchSampler:
-        """Rows of texts, no text twice in a step where the other rows serve as negatives."""
+        """Sample rows of texts; with in-batch negatives, no text occurs twice in a step."""
         self.task.modules = self.modules
         objective = self.objective(data)
         objective.attach(self.task.model, self.modules)
         return self.sample(objective, data)
 
     def sample(self, objective: EmbeddingObjective, data: LabelledDataset, head: str = "") -> BatchSampler:
-        """The rows of an objective over embeddings."""
+        """Build the row sampler of an objective over embeddings."""
         in_batch_negatives = objective.loss.inputs == "pairs"
         texts = [example.texts for example in data.examples] if in_batch_negatives else None
         return RowSampler(TrainingTask(head, objective, list(self.items(data))), self.recipe, texts)
 
     def objective(self, data: LabelledDataset) -> EmbeddingObjective:
-        """The loss that was asked for, or the usual one for this kind of data."""
+        """The requested loss, or the default for this kind of data."""
         loss = self.loss(data)
         if self.recipe.matryoshka is not None:
             loss = MatryoshkaLoss(loss, tuple(dict.fromkeys((self.modules.dimension, *self.recipe.matryoshka))))
@@ -105,7 +105,7 @@ class EmbeddingTraining(TaskTraining[Any]):
         return EmbeddingObjective(loss)
 
     def loss(self, data: LabelledDataset, score: Similarity | None = None) -> EmbeddingLoss:
-        """The loss that was asked for, or the usual one; `score`: over these similarities, with a scale of 1."""
+        """The requested or default loss; `score` is the similarity function of losses given by name."""
         requested = self.task.loss
         if isinstance(requested, EmbeddingLoss):
             loss = requested
@@ -123,7 +123,7 @@ class EmbeddingTraining(TaskTraining[Any]):
         return loss
 
     def items(self, data: LabelledDataset) -> Iterator[TrainingExample]:
-        """Tokenize rows of texts, each text as `embed` reads it."""
+        """Tokenize rows of texts as `embed` does."""
         task = self.task
         options = task.options()
         inputs = (
@@ -153,16 +153,16 @@ class EmbeddingTraining(TaskTraining[Any]):
         return None if example.target is None else np.array(example.target, dtype=np.float32)
 
     def fingerprint(self, data: Sequence[LabelledDataset]) -> str:
-        """Of the loss, too."""
+        """A hash of all that a run depends on, including the loss."""
         loss = re.sub(r" at 0x\w+", "", repr(self.task.loss))  # a function's address differs between processes
         return f"{super().fingerprint(data)} {loss}"
 
     def main_metric(self, data: LabelledDataset) -> str:
-        """Recall for matching pairs."""
+        """The metric that selects the best epoch and seed: recall_1 for matching pairs."""
         return "recall_1" if data.inputs == "pairs" else super().main_metric(data)
 
     def predict_labelled(self, data: LabelledDataset) -> Predictions:
-        """The similarity of the texts of each row, or of matching pairs the rank of the right text."""
+        """Predict the similarity of each row's texts, or for matching pairs the rank of the positive."""
         index = {text: i for i, text in enumerate(dict.fromkeys(t for example in data.examples for t in example.texts))}
         rows = [[index[text] for text in example.texts] for example in data.examples]
         results, compare = self.comparison(list(index), rows)
@@ -187,7 +187,7 @@ class EmbeddingTraining(TaskTraining[Any]):
         return Predictions("similarity", data, gold, predicted, None, None, counts[0], counts[1], counts[2])
 
     def comparison(self, texts: list[str], rows: Sequence[Sequence[int]]) -> tuple[Sequence[Any], Comparison]:
-        """Results for the texts, and how they are compared: the first of each of `rows` with the others."""
+        """Results for the texts, and a function that compares them: the first of each of `rows` with the others."""
         results = list(self.task.embed_each(texts))
         embeddings = np.stack([result.vector for result in results])
         return results, lambda a, b: self.task.compare(embeddings[list(a)], embeddings[list(b)])
@@ -237,7 +237,7 @@ def _ranks(rows: Sequence[Sequence[int]], compare: Comparison) -> list[tuple[flo
 
 
 def _numeric(data: LabelledDataset) -> bool:
-    """Whether all classes are whole numbers, and so may be scores."""
+    """Whether all classes are integers, and so may be scores."""
     return all(label.removeprefix("-").isdigit() for label in data.labels)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bertie.checkpoints.late_interaction import LateInteractionModules
     from bertie.nn.model import Model
 
-# What a token of a training window is: read only, compared as well, or appended to a query.
+# Roles of the tokens of a training window: read only, also compared, or appended to a query.
 READ, COMPARED, APPENDED = 0, 1, 2
 
 
@@ -40,7 +40,7 @@ class LateInteractionObjective(EmbeddingObjective):
         self.attend_to_expansion = attend_to_expansion
 
     def collate(self, items: Sequence[TrainingExample]) -> MicroBatch:
-        """Concatenate the texts row by row; `values` of a window say what each of its tokens is."""
+        """Concatenate the texts row by row; `values` of a window hold the role of each token."""
         windows = [window for item in items for window in item.windows]
         roles = [cast("np.ndarray[Any, Any]", window.values) for window in windows]
         bare = [replace(item, windows=tuple(replace(w, values=None) for w in item.windows)) for item in items]
@@ -87,13 +87,13 @@ class LateInteractionTraining(EmbeddingTraining):
         return replace(bare_encoder(checkpoint), late_interaction=self.task.modules_for(checkpoint))
 
     def plan(self, data: LabelledDataset) -> BatchSampler:
-        """Rows of texts, no text twice in a step where the other rows serve as negatives."""
+        """Sample rows of texts; with in-batch negatives, no text occurs twice in a step."""
         objective = self.objective(data)
         objective.attach(self.task.model, self.task.checkpoint.late_interaction)
         return self.sample(objective, data)
 
     def objective(self, data: LabelledDataset) -> EmbeddingObjective:
-        """The loss that was asked for, or the usual one for this kind of data, over MaxSim."""
+        """The requested loss, or the default for this kind of data, over MaxSim."""
         loss = self.loss(data, MaxSim())
         attend = self.task.settings.attend_to_expansion
         return LateInteractionObjective(loss, attend_to_expansion=attend)

@@ -119,11 +119,11 @@ class _Settings:
     def __post_init__(self) -> None:
         if self.negatives < 1 or self.skip < 0 or self.depth < self.skip + self.negatives:
             raise ConfigError(
-                f"negatives={self.negatives}, skip={self.skip}, depth={self.depth}: negatives must be at least 1, and "
-                "depth at least skip + negatives"
+                f"negatives={self.negatives}, skip={self.skip}, depth={self.depth}: negatives must be at least 1, "
+                "skip at least 0, and depth at least skip + negatives"
             )
         if not 0 < self.max_ratio <= 1:
-            raise ConfigError(f"max_ratio={self.max_ratio} must be above 0 and at most 1: of the positive's score")
+            raise ConfigError(f"max_ratio={self.max_ratio} must be above 0 and at most 1")
 
 
 def _choose(
@@ -154,7 +154,7 @@ def _check_data(
     if len(queries) != len(positives):
         raise InputError(f"there are {len(queries):,} queries and {len(positives):,} positives; give one per query")
     if not queries or not len(corpus):
-        raise InputError("there are no queries, or there is no corpus to search")
+        raise InputError("there are no queries, or the corpus is empty")
     return [[texts] if isinstance(texts, str) else list(texts) for texts in positives]
 
 

@@ -68,7 +68,7 @@ class RowSampler(ExampleSampler):
             yield group
 
     def _sample_windows(self, item: TrainingExample, epoch: int, index: int) -> TrainingExample:
-        """Sample `train_windows` windows of each longer text, others in each epoch."""
+        """Limit each long text to `train_windows` windows, drawn anew each epoch."""
         most, counts = self.recipe.train_windows, item.extras["windows"]
         if max(counts) <= most:
             return item

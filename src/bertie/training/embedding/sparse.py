@@ -23,7 +23,7 @@ from bertie.training.sampling import BatchSampler
 
 
 class SparseTraining(EmbeddingTraining):
-    """The encoder and its masked-language-modelling head, trained as one."""
+    """The encoder and its masked-language-modelling head, trained together."""
 
     def prepare(self, checkpoint: Checkpoint, data: LabelledDataset) -> Checkpoint:
         """The encoder with the masked-language-modelling head, and no other."""
@@ -35,15 +35,15 @@ class SparseTraining(EmbeddingTraining):
         return replace(checkpoint.with_head("mlm"), splade=splade)
 
     def plan(self, data: LabelledDataset) -> BatchSampler:
-        """Rows of texts, no text twice in a step where the other rows serve as negatives."""
+        """Sample rows of texts; with in-batch negatives, no text occurs twice in a step."""
         objective = self.objective(data)
         objective.attach(self.task.model, None)
         return self.sample(objective, data, head="mlm")
 
     def objective(self, data: LabelledDataset) -> EmbeddingObjective:
-        """The loss that was asked for, or the usual one for this kind of data, over dot products, with the regularizer.
+        """The requested loss, or the default for this kind of data, over dot products, plus the regularizer.
 
-        A `SpladeLoss` is taken as it is.
+        A `SpladeLoss` is used unchanged.
         """
         loss = self.loss(data, DotProduct())
         if not isinstance(loss, SpladeLoss):
@@ -51,7 +51,7 @@ class SparseTraining(EmbeddingTraining):
         return EmbeddingObjective(loss, "sparse")
 
     def items(self, data: LabelledDataset) -> Iterator[TrainingExample]:
-        """Tokenize rows of texts, each text as `embed` reads it."""
+        """Tokenize rows of texts as `embed` does."""
         task = self.task
         prompt = task.prompt_text()
         inputs = (

@@ -1,4 +1,4 @@
-"""What the training of every labelled task shares: evaluation on labelled data, and the adapter's interface.
+"""Code that all fine-tuning tasks share: evaluation on labelled data, and the interface of training adapters.
 
 A task is inference only. Its adapter, a `TaskTraining`, adds what training needs: the head for the data, the objective,
 examples as training items, predictions beside the true labels, metrics and calibration. Long texts are trained on the
@@ -85,7 +85,7 @@ class TaskTraining(ABC, Generic[TaskT]):
 
     @abstractmethod
     def item(self, example: Example, windows: Sequence[Window]) -> TrainingExample:
-        """An example as a training item: the windows of its text, with their targets."""
+        """Convert an example to a training item: the windows of its text, with their targets."""
 
     @abstractmethod
     def predict_labelled(self, data: LabelledDataset) -> Predictions:
@@ -96,7 +96,7 @@ class TaskTraining(ABC, Generic[TaskT]):
         """Every metric with its confidence interval; `resamples=0`: values only."""
 
     def main_metric(self, data: LabelledDataset) -> str:
-        """The metric that selects the best epoch and seed: the one in the task's row."""
+        """The metric that selects the best epoch and seed: by default that of the task's registry row."""
         return str(registry.row_of(self.task).metric)
 
     def texts(self, example: Example) -> tuple[str, ...]:
@@ -118,11 +118,11 @@ class TaskTraining(ABC, Generic[TaskT]):
         """Fit temperature and thresholds on held-out data."""
 
     def fit_calibration(self, predictions: Predictions) -> Calibration | None:
-        """The calibration that fits the predictions of a model without one; None if the task has none."""
+        """Fit a calibration to uncalibrated predictions; None if the task has no calibration."""
         return None
 
     def calibrated(self, predictions: Predictions, values: Calibration) -> Predictions:
-        """What a model without calibration predicted, with one."""
+        """Apply a calibration to uncalibrated predictions."""
         return predictions
 
     def use_calibration(self, values: Calibration) -> None:
@@ -140,7 +140,7 @@ class TaskTraining(ABC, Generic[TaskT]):
         return checkpoint.with_head(info.kind, labels, problem=info.problem, seed=self.recipe.seed)
 
     def plan(self, data: LabelledDataset) -> Sequence[TrainingTask] | BatchSampler:
-        """What the training steps read."""
+        """The tasks that training samples examples from, or a batch sampler over them."""
         return [self.source(data)]
 
     def source(self, data: LabelledDataset) -> TrainingTask:
@@ -180,11 +180,11 @@ def score(task: AnyTrainable, X: Any, y: Any = None, *, columns: Mapping[str, st
 
 
 def starting_checkpoint(model: Checkpoint | str | Path | None, device: str | torch.device | None) -> Checkpoint:
-    """The checkpoint to train, untouched by any earlier `fit`; on this process's GPU, if there is one."""
+    """The checkpoint to train, unaffected by earlier calls of `fit`; on this process's GPU, if there is one."""
     if device is not None or not isinstance(model, Checkpoint):
         device = local_device(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     checkpoint = load_copy(model, device)
-    checkpoint.origin = None  # its weights are about to change, without a trace in the counters of fused optimizers
+    checkpoint.origin = None  # its weights will change, and fused optimizers do not increment version counters
     if checkpoint.tokenizer is None:
         raise InputError(f"{checkpoint.source} has no tokenizer, which training needs")
     if (precision := precision_of(checkpoint.model.encoder)) in ("int8", "fp8"):
@@ -207,7 +207,7 @@ def run_fingerprint(checkpoint: Checkpoint, recipe: Recipe, overflow: str, data:
 
 
 def pieces(windows: Sequence[Window]) -> tuple[TrainingWindow, ...]:
-    """Windows as training reads them, with their shares of the text."""
+    """Convert windows to training windows, with their shares of the text."""
     total = sum(window.weight for window in windows)
     return tuple(TrainingWindow(w.encoding.ids, w.encoding.segments, w.weight / total) for w in windows)
 
@@ -222,7 +222,9 @@ def class_weights(recipe: Recipe, data: LabelledDataset, counts: Mapping[str, in
         return {label: total / (len(data.labels) * max(1, counts.get(label, 0))) for label in data.labels}
     unknown = sorted(set(weights) - set(data.labels))
     if unknown:
-        raise ConfigError(f"class_weights names {', '.join(unknown)}; the labels are {', '.join(data.labels[:20])}")
+        raise ConfigError(
+            f"class_weights has unknown labels: {', '.join(unknown)}; the labels are {', '.join(data.labels[:20])}"
+        )
     return {label: float(weights.get(label, 1.0)) for label in data.labels}
 
 

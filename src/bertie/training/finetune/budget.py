@@ -1,13 +1,13 @@
-"""Training in a given time: which parts are held out, and how many epochs the models are trained for.
+"""Training within a time budget: which parts are held out, and how many epochs the models are trained for.
 
-The first that fits is taken:
+The first plan that fits the budget is used:
 
-1. what is planned without a budget: folds or a held-out part, then training on all rows, with all epochs
+1. the plan without a budget: folds or a held-out part, then training on all rows, with all epochs
 2. a held-out part instead of folds
 3. the same with fewer epochs, but at least half of them
 4. a held-out part without training on all rows after it: fewer epochs if need be
 
-The steps are then timed while the models train, and dropped if they turn out slower.
+Steps are timed during training as well, and the run is shortened if they turn out slower.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PREDICTION = 0.4  # time to predict a row, relative to training on it
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When training has to end: a time of `time.monotonic`, before which some rows have to be predicted, too."""
+    """The end of the budget, a time of `time.monotonic`; some rows must be predicted before it, too."""
 
     at: float
     rows: int = 0
@@ -35,14 +35,14 @@ class Deadline:
         return cls(time.monotonic() + available_seconds(budget))
 
     def without_prediction(self, row_seconds: float) -> float:
-        """The time at which the rest is needed for prediction, but no more than half of what is left."""
+        """The deadline less the time for prediction, which gets at most half of the time left."""
         left = self.at - time.monotonic()
         return self.at - min(self.rows * row_seconds, left / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The time that training takes."""
+    """The measured speed of training."""
 
     step: float  # seconds per step
     start: float  # seconds to load a model and its data
@@ -51,7 +51,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class TimePlan:
-    """How to spend the time."""
+    """What is held out, and for how many epochs the models are trained."""
 
     epochs: float
     held_out: int  # parts that are held out, one after another
@@ -69,7 +69,7 @@ def available_seconds(budget: float) -> float:
 
 
 def plan_time(seconds: float, speed: Speed, epochs: float, parts: int, *, refit: bool, fraction: float) -> TimePlan:
-    """Choose what to train in some seconds.
+    """Choose what to train within `seconds`.
 
     `parts` is the number of folds, 1 for a single held-out `fraction` of the rows, 0 if there is dev data or nothing
     is held out; `refit`: whether a model is trained on all rows after that.

@@ -1,6 +1,6 @@
-"""Cheap baselines on the rows that a trained model is judged by, and the significance of the difference.
+"""Cheap baselines on the rows that a trained model is evaluated on, and the significance of the difference.
 
-They take seconds: linear models see at most `baselines.MAX_ROWS` training rows, frozen embeddings are computed of at
+They take seconds: linear models see at most `baselines.MAX_ROWS` training rows, frozen embeddings are computed for at
 most `EMBEDDED_ROWS` training rows (fewer long ones) and `MAX_LENGTH` tokens of a text, and the test rows are a sample
 of `TEST_ROWS`.
 """
@@ -36,7 +36,7 @@ Folds = Sequence[tuple[LabelledDataset, LabelledDataset]]
 
 @dataclass(frozen=True, slots=True)
 class BaselineSettings:
-    """Where frozen embeddings come from: the model that was trained, as it was before. None: no such baseline."""
+    """The encoder of the frozen embeddings: the base model before training. None: no such baseline."""
 
     encoder: str | Path | None
     name: str | None = None
@@ -55,7 +55,7 @@ def evaluate_baselines(
 ) -> BaselineTable:
     """Train the baselines on the training data, and compare the model's predictions with theirs.
 
-    `folds`: for predictions on rows that were held out of the training data, each part with the other rows.
+    `folds`, for cross-validated predictions: each held-out part is predicted by baselines trained on the other rows.
     """
     total = len(predictions.gold)
     if predictions.kind not in ("similarity", "retrieval", "rerank"):  # ranks depend on all rows
@@ -179,7 +179,7 @@ def _difference(
 
 
 def _sample(count: int, most: int, of: Sequence[int] | None = None) -> list[int]:
-    """Rows in their order, at most `most` of them."""
+    """Sample at most `most` rows, in their order."""
     of = range(count) if of is None else of
     if count <= most:
         return list(of)

@@ -96,7 +96,7 @@ class ClassificationTraining(TaskTraining[Classifier]):
         self.use_calibration(self.fit_calibration(self.predict_labelled(dev)))
 
     def fit_calibration(self, predictions: Predictions) -> Calibration:
-        """Temperature and thresholds from the predictions of a model without any."""
+        """Fit temperature and thresholds to uncalibrated predictions."""
         assert predictions.probabilities is not None
         if self.multi_label:
             table = label_table(predictions.gold, self.labels)
@@ -119,7 +119,7 @@ class ClassificationTraining(TaskTraining[Classifier]):
         return Calibration(temperature, abstain_below=below, precision=self.recipe.abstain)
 
     def calibrated(self, predictions: Predictions, values: Calibration) -> Predictions:
-        """What a model without calibration predicted, with one."""
+        """Apply a calibration to uncalibrated predictions."""
         p = predictions.probabilities
         assert p is not None
         if self.multi_label:

@@ -77,7 +77,7 @@ def metric_arguments(task: AnyTrainable, predictions: Predictions) -> tuple[Any,
 
 
 def select_rows(predictions: Predictions, rows: Sequence[int]) -> Predictions:
-    """The predictions on some of the rows."""
+    """Select the predictions on some of the rows."""
 
     def select(values: Any) -> Any:
         return None if values is None else values[rows] if isinstance(values, np.ndarray) else [values[i] for i in rows]

@@ -3,15 +3,15 @@
 The rule was fitted on a grid of learning rates, head learning rates, epochs and batch sizes over twelve datasets with
 200, 1,000 and 5,000 rows each, from two models of width 384 (benchmarks/RESULTS.md has the figures):
 
-- `lr` 1.5e-4 for a width of 384, with the inverse square of the width: 3.7e-5 for base models and 1.5e-5 for large
+- `lr` 1.5e-4 for a width of 384, scaled by the inverse square of the width: 3.7e-5 for base models and 1.5e-5 for large
   ones, in the range that their authors recommend. One rate serves all data sizes; only the number of steps must be
   large enough.
 - `head_lr` grows with the number of labels: a fresh head of 77 classes learns too slowly at the encoder's rate, and
   one of two classes is best at it.
-- `epochs`: 5, or 3 from 20,000 rows on, and as many as 400 steps take where rows are few.
+- `epochs`: 5, or 3 from 20,000 rows on, or as many as 400 steps take if rows are few.
 - `stop_loss` 0.01 for single-label classification where the epochs are chosen, too: a run whose training loss has
-  been below it for an epoch ends after one more, in which the learning rate decays. Few rows are often learned by
-  heart long before 400 steps, and the rest changes nothing.
+  been below it for an epoch ends after one more, in which the learning rate decays. Few rows are often memorized
+  long before 400 steps, and the rest changes nothing.
 - `batch_size` 16, and 32 from 20,000 rows on.
 - Embeddings (`embed`) have no fresh head, and the encoder has often been trained for them: half of the learning rate,
   batches of 32 rows, or of 64 from 1,000 pairs on, as the other rows are their negatives, and 3 to 10 epochs, or 1
@@ -108,7 +108,7 @@ def default_folds(recipe: Recipe, data: LabelledDataset) -> int:
 
 
 def default_refit(recipe: Recipe, data: LabelledDataset) -> bool:
-    """Whether to train on all rows after holding out a part: as the recipe says, or by default."""
+    """Whether to train on all rows after holding out a part: the recipe's setting, or the default."""
     if recipe.refit is not None:
         return recipe.refit
     return data.kind != "embed" and len(data.examples) <= REFIT_ROWS
@@ -148,7 +148,7 @@ def choose(recipe: Recipe, config: EncoderConfig, data: LabelledDataset, *, has_
         most = MAX_EPOCHS if not embed else MAX_EMBED_EPOCHS
         chosen["epochs"] = (float(min(most, max(least, math.ceil(STEPS * size / rows)))), f"{rows:,} rows")
         if recipe.stop_loss is None and data.kind == "classify" and not data.multi_label and not recipe.label_smoothing:
-            chosen["stop_loss"] = (STOP_LOSS, "ends when learned")
+            chosen["stop_loss"] = (STOP_LOSS, "ends once the loss is low")
     evaluations = (recipe.epochs or chosen["epochs"][0]) * recipe.evals_per_epoch
     if recipe.patience is None and has_dev and (patience := max(3, math.ceil(evaluations / 2))) < evaluations - 1:
         chosen["patience"] = (patience, "half of the evaluations")
@@ -182,7 +182,7 @@ def _head_factor(data: LabelledDataset) -> float:
 
 
 def _plain(value: float) -> str:
-    """A number as people write it.
+    """Format a number compactly.
 
     >>> _plain(0.0002), _plain(5.0)
     ('2e-4', '5')

@@ -32,7 +32,7 @@ from bertie.training.sampling import TrainingTask
 SCALE = 10.0  # of the contrastive loss
 ROWS_PER_STEP = 64
 MOST_EPOCHS, LEAST_EPOCHS, ROW_PASSES = 20, 4, 1280  # of the contrastive training
-# What the contrastive training takes from the recipe.
+# Fields of the recipe that the contrastive training uses.
 _SHARED = ("seed", "dropout", "weight_decay", "warmup", "mixed_precision", "micro_tokens", "train_windows")
 
 
@@ -60,7 +60,7 @@ class ProbeTraining:
         self._frozen: dict[int, FeatureTable] = {}  # by the identity of the data
 
     def fit(self, method: str, data: LabelledDataset) -> ProbeFit:
-        """Train on some of the data."""
+        """Train a classifier on a part of the data."""
         began = time.monotonic()
         checkpoint, history = self.checkpoint, TrainingHistory()
         if method == "few-shot":
@@ -86,7 +86,7 @@ class ProbeTraining:
         return Predictions("classify", data, gold, list(labels[p.argmax(1)]), p, p.max(1), *counts.T)
 
     def recipe_of(self, method: str, data: LabelledDataset) -> Recipe:
-        """The task's recipe with what a method has chosen."""
+        """The task's recipe, with the hyperparameters that a method has chosen."""
         if method == "frozen":
             return self.recipe.replace(method=method)
         chosen = contrastive_recipe(self.recipe, self.checkpoint, len(data.examples))
@@ -94,12 +94,12 @@ class ProbeTraining:
         return self.recipe.replace(method=method, **values)
 
     def use(self, fitted: ProbeFit) -> None:
-        """Give the model to the task."""
+        """Set the task's model."""
         fitted.head.store(fitted.checkpoint)
         self.task._use(fitted.checkpoint, None)
 
     def _features(self, checkpoint: Checkpoint, data: LabelledDataset) -> FeatureTable:
-        """What the head reads; of the frozen encoder each row is computed once."""
+        """The input features of the head; those of the frozen encoder are computed once per row."""
         if checkpoint is not self.checkpoint:
             return head_features(checkpoint, data.examples, self.task.overflow)
         missing = [example for example in data.examples if id(example) not in self._frozen]
@@ -136,7 +136,7 @@ class ProbeTraining:
 
 
 def contrastive_recipe(recipe: Recipe, checkpoint: Checkpoint, rows: int) -> Recipe:
-    """The hyperparameters of the contrastive training, as far as they were not given."""
+    """The hyperparameters of the contrastive training, with defaults for those that are not set."""
     config = checkpoint.model.config
     epochs = max(LEAST_EPOCHS, min(MOST_EPOCHS, math.ceil(ROW_PASSES / rows)))
     return Recipe(

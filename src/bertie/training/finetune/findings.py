@@ -1,4 +1,4 @@
-"""What a reader of a report must know first: no cheap baseline was beaten, or training ended too early; what to try."""
+"""Findings at the top of a report: a cheap baseline was not beaten, or training ended too early; and what to try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fit` of every labelled task: reads the data, chooses what the recipe leaves open, validates and trains."""
+"""`fit` of every labelled task: reads the data, chooses unset hyperparameters, validates and trains."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def fit_labelled(
     progress: bool = True,
     deadline: Deadline | None = None,
 ) -> TaskT:
-    """Train a task on data that has been read already; by `validation`, parts of it are held out before.
+    """Train a task on data that has been read already; `validation` holds out parts of it first.
 
     `deadline` is the end of the recipe's budget (default: counted from now).
     """
@@ -217,7 +217,7 @@ class FineTuningRun(Generic[TaskT]):
         return validation
 
     def _speed(self, deadline: Deadline) -> Speed:
-        """Measure some steps, with a model that is not used after that."""
+        """Measure some steps, with a model that is discarded afterwards."""
         started = time.monotonic()
         stage = Stage(deadline=started + PROBE * (deadline.at - started))
         options, self.options = self.options, replace(self.options, progress=False, resume=False, save_steps=None)
@@ -257,7 +257,7 @@ class FineTuningRun(Generic[TaskT]):
         keep: Literal["best", "last"] = "best",
         some_epochs: bool = False,
     ) -> Trainer:
-        """The training of one model; with `some_epochs` it is evaluated after some of them only."""
+        """The trainer of one model; with `some_epochs` it is evaluated after some epochs only."""
         self._start()
         plan, options = self.training.plan(data), self.options
         sampler: BatchSampler = ExampleSampler(plan, self.recipe) if isinstance(plan, Sequence) else plan
@@ -286,7 +286,7 @@ class FineTuningRun(Generic[TaskT]):
     # --- the final model ---
 
     def train(self, validation: ValidationResult | None) -> TrainingHistory:
-        """Train the model that is kept."""
+        """Train the final model."""
         stage = Stage(deadline=self._end)
         if validation is not None:
             before = sum(len(rest.examples) for rest, _ in validation.plan.splits) / validation.plan.rows

@@ -1,4 +1,4 @@
-"""The labels of each training prompt: those of the text and some that it does not have, drawn anew each epoch."""
+"""Sample the labels of training prompts: those of the text and some negatives, drawn anew each epoch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Train on parts of the data, to see what more labels would bring.
+"""Train on subsets of the data, to estimate the gain from more labels.
 
-The parts are nested and stratified: 10% of the rows, 30% with these among them, then all. Every model is evaluated on
+The subsets are nested and stratified: 10% of the rows, 30% with these among them, then all. Every model is evaluated on
 the same rows: the test data, or the dev data, or a part of the training data that no model is trained on.
 """
 
@@ -130,7 +130,7 @@ def measure(
 
 
 def subset(data: LabelledDataset, rows: int, seed: int) -> LabelledDataset:
-    """A stratified part of the data; of the same seed, a smaller part is contained in each larger one.
+    """A stratified subset of the data; with the same seed, a smaller subset is contained in each larger one.
 
     Each label's rows are put in random order, and the first of each are taken, in proportion.
     """
@@ -160,7 +160,7 @@ def _train(task: AnyTrainable, train: LabelledDataset, dev: LabelledDataset | No
     if dev is None and validation is None:
         train, dev = with_dev(train, None, recipe, kind=train.kind, columns=None, name="the dev data")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of the recipe, which training on all rows warns of
+        warnings.simplefilter("ignore", UserWarning)  # about the recipe, which training on all rows gives, too
         return fit_labelled(task, train, dev, validation=validation, progress=False)
 
 

@@ -47,7 +47,7 @@ def compare_methods(
     scores = {name: _score(task, parts, metric) for name, parts in folds.items()}
     parts = []
     for i in range(count):
-        # A winner's own score is the best of several, and so too high. That of the other folds' choice is not.
+        # The winner's score, the best of several, is biased upwards; that of the other folds' choice is not.
         others = {name: [p for j, p in enumerate(group) if j != i or count == 1] for name, group in folds.items()}
         chosen = best_method({name: _score(task, group, metric) for name, group in others.items()})
         parts.append(folds[chosen][i])
@@ -55,7 +55,7 @@ def compare_methods(
 
 
 def _score(task: AnyTrainable, parts: Sequence[Predictions], metric: str) -> float:
-    """The metric over several parts; of multi-label predictions with the best threshold."""
+    """The metric over several parts; for multi-label predictions, at the best threshold."""
     training, predictions = training_for(task), pool(parts)
     if predictions.kind == "multi_label" and (values := training.fit_calibration(predictions)) is not None:
         predictions = training.calibrated(predictions, values)

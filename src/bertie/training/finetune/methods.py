@@ -11,12 +11,12 @@ The rule of method="auto", for single texts, by the number of rows per label:
     more        full, and up to 5,000 rows also frozen, which costs little and is sometimes better
 
 Each is trained on the same parts of the data and predicts the rest: the dev data, or the rows that were held out. The
-one with the best score is trained on all rows; of equal ones, the one that trains more weights. Pairs of texts are
+one with the best score is trained on all rows; of equal scores, the one that trains more weights. Pairs of texts are
 always trained in full, and so is everything if a hyperparameter of full fine-tuning was set (`lr`, `epochs`, …; and
 `budget` from 32 rows per label on).
 
-The score that is reported is not that of the winner, which is the best of several and so too high. Where there are
-folds, the method for the rows of a fold is chosen by the other folds, and the score is that of these predictions.
+The reported score is not that of the winner, which is biased upwards as the best of several. With cross-validation, the
+method for the rows of a fold is chosen by the other folds, and the score is that of these predictions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bertie.training.finetune.data import LabelledDataset
 
 FEW, FULL_FROM = 64, 32  # rows per label
 MOST_FROZEN_ROWS = 5_000
-# Hyperparameters that say that full fine-tuning is wanted.
+# Setting any of these hyperparameters selects full fine-tuning.
 FULL_ONLY = (
     *("epochs", "lr", "head_lr", "batch_size", "batch_tokens", "layer_decay", "freeze", "unfreeze", "lora"),
     *("class_weights", "label_smoothing", "patience", "evals_per_epoch", "metric", "budget", "stop_loss"),
@@ -54,7 +54,7 @@ class MethodPlan:
 
 
 def plan_methods(recipe: Recipe, data: LabelledDataset) -> MethodPlan:
-    """Which methods to try.
+    """Choose the methods to try.
 
     >>> from bertie.training.finetune.data import read_dataset
     >>> data = read_dataset("classify", [f"text {i}" for i in range(48)], ["a", "b", "c"] * 16)

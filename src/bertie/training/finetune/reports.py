@@ -108,7 +108,7 @@ def build_report(
     files: Mapping[str, Sequence[str]] | None = None,
     resamples: int = RESAMPLES,
 ) -> ModelReport:
-    """Report on a model by its predictions per split; the last split is the one it is judged by.
+    """Build the report of a model from its predictions on each split; the last split gives the headline score.
 
     `train` is the training data, for the leak check and the cheap baselines, which are left out without
     `cheap_baselines`. `baseline` is another model with its predictions on the last split. `files` are the file

@@ -49,7 +49,7 @@ class ValidationPlan:
 
     @property
     def description(self) -> str:
-        """What a score from these parts is worth, in words."""
+        """How a score on these parts was obtained, in words."""
         if len(self.splits) > 1:
             return f"{len(self.splits)}-fold cross-validation, then trained on all {self.rows:,} rows"
         held = len(self.splits[0][1].examples)
@@ -59,7 +59,7 @@ class ValidationPlan:
 
     @classmethod
     def of_rows(cls, data: LabelledDataset, held_out: Sequence[Sequence[int]], **options: Any) -> ValidationPlan:
-        """The plan that holds out rows by their numbers."""
+        """Build a plan that holds out rows, given by their numbers."""
         splits = []
         for numbers in map(set, held_out):
             rest, held = ([e for e in data.examples if (e.row in numbers) == wanted] for wanted in (False, True))
@@ -131,7 +131,7 @@ def evaluation_steps(epoch_ends: Sequence[int]) -> list[int]:
 def choose_evaluation(values: Sequence[float], rows: int) -> int:
     """The index of the last evaluation, or of the best if the last is worse by over two standard errors.
 
-    The best of many is a lucky one, and the learning rate has decayed only at the last.
+    The best of many is partly luck, and only at the last one has the learning rate decayed.
 
     >>> choose_evaluation([0.5, 0.91, 0.9], rows=100), choose_evaluation([0.5, 0.91, 0.8], rows=100)
     (2, 1)

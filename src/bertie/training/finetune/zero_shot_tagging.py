@@ -44,7 +44,7 @@ class ZeroShotTaggingTraining(TaskTraining[ZeroShotTagger]):
     data_kind = "tag"
 
     def head_for(self, data: LabelledDataset) -> HeadInfo:
-        """A head without labels of its own."""
+        """A span head, which has no fixed labels."""
         return HeadInfo("span")
 
     def prepare(self, checkpoint: Checkpoint, data: LabelledDataset) -> Checkpoint:

@@ -114,8 +114,8 @@ def extend_vocabulary(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Checkpoin
     >>> checkpoint = extend_vocabulary(checkpoint, tokenizer)                                   # doctest: +SKIP
 
     Each new row, of the word embeddings and of the output layer, is the mean of the rows of the
-    tokens that the old tokenizer splits the new token into. Results for texts without new tokens do
-    not change, to the bit.
+    tokens that the old tokenizer splits the new token into. Results for texts without new tokens
+    are bit-identical.
     """
     old = checkpoint.tokenizer
     if old is None:

@@ -63,7 +63,7 @@ class EnhancedMaskDecoder(nn.Module):
 
     The last block runs `times` times over the hidden states before it. Its queries are these states
     plus a position embedding, then its own output; keys and values stay the same. `positions`
-    (max_length, D) is a table of its own, which is not saved for inference. Pass the output to
+    (max_length, D) is a separate table, which is not saved for inference. Pass the output to
     `MaskedLMLoss.loss` as `hidden`.
     """
 

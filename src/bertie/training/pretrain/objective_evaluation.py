@@ -29,7 +29,7 @@ Z = 1.959964  # of a 95% interval
 class PairEvaluation:
     """The accuracy of next-sentence or sentence-order prediction on held-out pairs, with their masked tokens.
 
-    Half of the pairs, about, have either label. The interval takes pairs for independent.
+    Each label has about half of the pairs. The interval assumes that pairs are independent.
     """
 
     def __init__(self, sampler: SentencePairSampler, head: str, *, limit: int = LIMIT, dtype: torch.dtype) -> None:
@@ -111,7 +111,7 @@ class ReplacedTokenEvaluation:
 
     @torch.no_grad()
     def _predict(self) -> Iterator[tuple[int, FloatArray, NDArray[np.bool_]]]:
-        """Of each passage: its document, the logits of its tokens without special ones, and which are replaced."""
+        """For each passage: its document, the logits of its tokens without special ones, and which are replaced."""
         detection, held_out = self._detection, self._held_out
         model = detection.discriminator
         with _evaluating(detection), _autocast(model, held_out.dtype):
@@ -153,7 +153,7 @@ def _generator_scores(sums: FloatArray) -> dict[str, FloatArray]:
 
 @contextmanager
 def _evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and the mode before it afterwards."""
+    """Switch to evaluation mode, then restore the previous mode."""
     before = [(part, part.training) for module in modules for part in module.modules()]
     for module in modules:
         module.eval()

@@ -41,9 +41,9 @@ class ReplacedTokenDetection(nn.Module):
     - "none": separate embeddings.
     - "tied": word, segment and position embeddings are shared and trained by both, as in ELECTRA.
     - "gdes": the discriminator's word embeddings are the generator's, without gradient, plus a
-      table of its own that starts at zero: DeBERTa-v3's gradient-disentangled embedding sharing.
+      separate table that starts at zero: DeBERTa-v3's gradient-disentangled embedding sharing.
 
-    `trained()` returns the discriminator as a model of its own.
+    `trained()` returns the discriminator as a standalone model.
     """
 
     def __init__(self, generator: Model, discriminator: Model, sharing: Sharing = "tied", weight: float = 50.0) -> None:
@@ -105,7 +105,7 @@ class ReplacedTokenDetection(nn.Module):
 
     @torch.no_grad()
     def trained(self) -> Model:
-        """Copy the discriminator, with embeddings of its own."""
+        """Copy the discriminator, with its own embeddings."""
         words = self.discriminator.encoder.embeddings.words
         own = nn.Embedding(words.num_embeddings, words.embedding_dim, words.padding_idx, _weight=words.weight.clone())
         return deepcopy(self.discriminator, {id(words): own})  # the copy has `own` in place of `words`

@@ -87,7 +87,7 @@ class MaskedLMSampler:
         )
 
     def _mask_statically(self, step: int, ids: Any, cu: Any, special: Any, words: Any) -> tuple[Any, Any, Any]:
-        """Mask each sequence with a seed of its own, whatever it is packed with."""
+        """Mask each sequence with its own seed, whatever it is packed with."""
         masked, positions, targets = ids.copy(), [], []
         for b, (document, start, _) in enumerate(self.packed.step(step)):
             part = slice(int(cu[b]), int(cu[b + 1]))

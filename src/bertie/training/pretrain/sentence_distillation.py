@@ -209,8 +209,8 @@ class PrincipalComponents(nn.Module):
         dimension) targets.
 
         Inner products do not change. A student that was distilled before has embeddings in
-        directions of its own; the components of another sample differ from them even for the same
-        teacher, and it would have to learn all anew.
+        its own basis; the components of another sample differ from it even for the same teacher,
+        and the student would have to relearn everything.
         """
         wide = self.basis.double()
         product = F.normalize(embeddings.double() @ wide, dim=-1).T @ F.normalize(targets.double(), dim=-1)
@@ -258,7 +258,7 @@ class SentenceDistillation(ModelObjective):
             raise ConfigError(f"layers={layers} must be from 1 to {teacher.model.config.depth}, the teacher's depth")
         compares_texts = any(text_weights.values())
         if compares_texts and teacher.sentence is None:
-            raise ConfigError(f"{teacher.source} is no sentence encoder: set {', '.join(text_weights)} to 0")
+            raise ConfigError(f"{teacher.source} is not a sentence encoder: set {', '.join(text_weights)} to 0")
         self.teacher, self.layers, self.compares_texts = teacher, layers, compares_texts
         self.words, self.mlm = words, mlm
         self.embeddings, self.similarities, self.neighbours = embeddings, similarities, neighbours

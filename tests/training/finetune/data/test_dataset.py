@@ -573,9 +573,9 @@ def test_unknown_labels(known: list[str]) -> None:
     assert data.labels == (*known, "z")
     with pytest.warns(BertieWarning, match="row 1: the label 'B-X' is not one of 'O', 'B-Y'"):
         read_dataset("tag", [["a", "b"]], [["B-Y", "B-X"]], known=["O", "B-Y"], training=False)
-    with pytest.raises(InputError, match="has the labels 'B-X', and the model has other ones: 'O', 'B-Y'"):
+    with pytest.raises(InputError, match="has the labels 'B-X', but the model has 'O', 'B-Y'"):
         read_dataset("tag", [["a", "b"]], [["O", "B-X"]], known=["O", "B-Y"], training=False)
-    with pytest.raises(InputError, match=f"has the labels 'q', 'z', and the model has other ones: '{known[0]}'"):
+    with pytest.raises(InputError, match=f"has the labels 'q', 'z', but the model has '{known[0]}'"):
         read_dataset("classify", ["a", "b"], ["q", "z"], known=known, training=False)
 
 

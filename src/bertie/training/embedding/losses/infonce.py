@@ -82,8 +82,8 @@ class InfoNCELoss(EmbeddingLoss):
         blocks = -(-len(a) * len(b) // BLOCK)
         if blocks <= 1:
             return block_loss(texts, candidates, targets)
-        # The matrix of 16,384 pairs takes a gigabyte, and its gradient another: each block's gradient is computed at
-        # once, and the block freed.
+        # The matrix of 16,384 pairs takes a gigabyte, and its gradient another: each block's gradient is
+        # computed immediately, and the block freed.
         total, grads_a, grad_b = a.new_zeros(()), [], torch.zeros_like(b)
         b_leaf = b.detach().requires_grad_()
         step = -(-len(texts) // blocks)

@@ -18,7 +18,7 @@ class SupervisedContrastiveLoss(EmbeddingLoss):
 
         mean over i of −mean over j of log( exp(scale · cos(i, j)) / Σₖ exp(scale · cos(i, k)) )
 
-    j are the other texts of i's label, k all other texts. A text whose label no other text has counts 0. For few
+    j are the other texts of i's label, k all other texts. A text whose label no other text has contributes 0. For few
     labelled texts: every pair of a batch is used, and each text is encoded once.
 
     >>> loss = SupervisedContrastiveLoss(scale=1.0)

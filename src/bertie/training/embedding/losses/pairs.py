@@ -1,4 +1,4 @@
-"""Losses over pairs and triplets, each row by itself or by the order of its score."""
+"""Losses over pairs and triplets: of each row separately, or of the ranking of rows by score."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SoftmaxLoss(EmbeddingLoss):
             raise ConfigError(f"classes={self.classes} must be at least 2")
 
     def modules(self, width: int) -> nn.ModuleDict:
-        """The linear layer, always initialized alike."""
+        """The linear layer, initialized the same way every time."""
         layer = nn.Linear(3 * width, self.classes)
         nn.init.normal_(layer.weight, std=0.02, generator=torch.Generator().manual_seed(0))
         nn.init.zeros_(layer.bias)

@@ -27,7 +27,7 @@ class MatryoshkaLoss(EmbeddingLoss):
 
         Σ weight · loss(the first d components of each embedding, normalized)      over the dimensions d
 
-    Weights are 1 by default. Modules that the inner loss trains exist once per dimension.
+    Weights are 1 by default. Modules of the inner loss exist once per dimension.
 
     >>> from bertie.training.embedding.losses import InfoNCELoss
     >>> a, p = torch.tensor([[1.0, 0.0], [1.0, 5.0]]), torch.tensor([[1.0, 0.0], [1.0, 5.0]])
@@ -42,10 +42,10 @@ class MatryoshkaLoss(EmbeddingLoss):
 
     def __post_init__(self) -> None:
         if not self.dimensions or min(self.dimensions) < 1 or len(set(self.dimensions)) < len(self.dimensions):
-            raise ConfigError(f"dimensions={self.dimensions} must be one or more, different, and each at least 1")
+            raise ConfigError(f"dimensions={self.dimensions} must be one or more distinct numbers of at least 1")
         if self.weights is not None:
             if len(self.weights) != len(self.dimensions):
-                raise ConfigError(f"weights={self.weights} must be {len(self.dimensions)}, one for each dimension")
+                raise ConfigError(f"weights={self.weights} must be {len(self.dimensions)} numbers, one per dimension")
             for weight in self.weights:
                 check_positive("weights", weight)
 

@@ -78,7 +78,7 @@ def read_dataset(
 
     The names of columns and the forms of values are listed at the top of this module.
     `name` is used in error messages for data that is not a file. `known` are the labels of a model. Other
-    labels count as errors when it is evaluated, which a warning says; data without any known label is refused.
+    labels count as errors in evaluation, with a warning; data without any known label is rejected.
     `training` requires data to learn from: at least two labels, for example.
 
     >>> data = read_dataset("classify", ["a delight", "a bore"], [1, 0])
@@ -124,7 +124,7 @@ def warn_of_unseen(name: str, known: Sequence[str], examples: Sequence[Example])
         return
     if rows.total() == total:
         raise InputError(
-            f"{name} has the labels {join_names(sorted(rows), 8)}, and the model has other ones: "
+            f"{name} has the labels {join_names(sorted(rows), 8)}, but the model has "
             f"{join_names(known, 8)}; pass data with the model's labels, or train a model on these"
         )
     counts = join_names([f"{label} ({count:,} rows)" for label, count in rows.most_common()], 8)

@@ -15,7 +15,7 @@ _MOST = 3  # groups that are named
 
 
 def spelling(label: str) -> str:
-    """What labels have in common that differ only in spelling.
+    """Normalize a label, so that labels that differ only in spelling become equal.
 
     >>> spelling(" Good  News") == spelling("good news"), spelling("1.0") == spelling("1")
     (True, True)
@@ -31,7 +31,7 @@ def spelling(label: str) -> str:
 def warn_of_spellings(
     name: str, examples: Sequence[Any], labels: Iterable[str], mixed_types: Mapping[str, tuple[Any, Any]]
 ) -> None:
-    """Warn of labels that are different classes only by their spelling, and of classes whose values have two types."""
+    """Warn of labels that differ only in spelling, and of labels whose values have two types."""
     groups: dict[str, list[str]] = {}
     for label in labels:
         groups.setdefault(spelling(label), []).append(label)
@@ -49,7 +49,7 @@ def warn_of_spellings(
         )
     for first, other in list(mixed_types.values())[:_MOST]:
         warnings.warn(
-            f"{name} has labels of two types that are taken for the same: {describe(first)} and {describe(other)}",
+            f"{name} has labels of two types that are treated as equal: {describe(first)} and {describe(other)}",
             BertieWarning,
             stacklevel=3,
         )

@@ -87,7 +87,7 @@ def build_corpus(
     """Build a corpus from files and folders; return the contents of its corpus.json.
 
     Documents whose first line is one of the titles in `exclude` are left out. `resume` continues an
-    interrupted build, if there is one; the result is identical to the byte. Symbolic links inside
+    interrupted build, if there is one; the result is byte-identical. Symbolic links inside
     folders are skipped unless `follow_symlinks` is true; `on_skip` is called with each and the reason.
     """
     settings = settings or CorpusSettings()
