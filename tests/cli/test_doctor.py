@@ -36,7 +36,7 @@ def test_this_installation(capsys: pytest.CaptureFixture[str]) -> None:
 def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def checks(network: bool) -> Iterator[Check]:
         yield Check("machine", "CPU", "ok", "fast")
-        yield Check("machine", "load", "warning", "high", "see top")
+        yield Check("machine", "load", "warning", "high", "run top")
         yield Check("disk", "cache", "error", "full", "delete files")
 
     monkeypatch.setattr("bertie.cli.doctor.all_checks", checks)
@@ -45,7 +45,7 @@ def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
         "machine",
         "  ✓ CPU                fast",
         "  ! load               high",
-        "    fix: see top",
+        "    fix: run top",
         "disk",
         "  ✗ cache              full",
         "    fix: delete files",

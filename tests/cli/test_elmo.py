@@ -89,7 +89,7 @@ def test_inspect(folder: str, tagger_folder: str, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["embed", "a"], "vectors of words, not of texts: pass --tokens"),
+        (["embed", "a"], "word embeddings, not text embeddings: pass --tokens"),
         (["embed", "a", "--tokens", "--layer", "3"], "--layer 3 must be mean or a number from 0 to 2"),
         (["embed", "a", "--tokens", "--layer", "-1"], "--layer -1 must be"),
         (["embed", "a", "--tokens", "--pooling", "cls"], "--pooling is not for ELMo"),

@@ -105,7 +105,7 @@ def test_no_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     more = {"answer": ["--context", "a cat"], "rerank": ["a cat"]}.get(verb, [])
     assert main([verb, ROW, *more]) == 2
     assert capsys.readouterr().err == (
-        "bertie: there is no built-in model in this installation; pass one with -m: a folder or a hub id\n"
+        "bertie: this installation has no built-in model; pass a folder or a hub id with -m\n"
     )
 
 

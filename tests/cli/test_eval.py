@@ -211,7 +211,7 @@ def test_a_report(trained: dict[str, Path], here: Path, capsys: pytest.CaptureFi
     report = json.loads(Path("report/report.json").read_text())
     assert report["evaluations"]["test"]["scores"]["accuracy"] == output["accuracy"]
     assert str(folder) not in Path("report/report.md").read_text()
-    assert "report holds a report already; pass --overwrite" in failed(capsys, *argv, "-o", "report")
+    assert "report already contains a report; pass --overwrite" in failed(capsys, *argv, "-o", "report")
     argv += ["--no-baselines"]
     assert "cheap_baselines" not in evaluated(capsys, *argv, "-o", "report", "--overwrite")
     Path("letter.txt").write_text("dear")

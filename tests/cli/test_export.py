@@ -39,7 +39,7 @@ def test_refused(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureF
 def test_usage(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
     assert main(["export", "-o", out]) == 2
-    assert "name the model to export" in capsys.readouterr().err
+    assert "pass the model to export" in capsys.readouterr().err
     assert main(["export", models["embed"], "-o", out, "--column", "text"]) == 2
     assert main(["export", models["embed"], "-o", out, "--max-error", "-1"]) == 2
     with pytest.raises(SystemExit, match="2"):

@@ -363,7 +363,7 @@ def test_two_processes(data: Path, here: Path, strategy: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "status", "said"),
     [
-        ([], 2, "give a RECIPE, or a model to continue from (-m)"),
+        ([], 2, "pass a RECIPE, or a model to continue from (-m)"),
         (["none.toml"], 1, "there is no recipe 'none.toml', neither a file nor one that comes with Bertie"),
         (["RECIPE", "--corpus", "none"], 1, "none holds no corpus (build it: bertie corpus)"),
         (["RECIPE", "--max-length", "65"], 1, "max_length=65 must be at most 64, the model's"),

@@ -107,7 +107,7 @@ def test_files(tmp_path: Path) -> None:
 def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     for args in (["--host", "0.0.0.0"], ["--port", "9000"]):
         assert main(["serve", "--unix", "a.sock", *args]) == 2
-        assert "give only one" in capsys.readouterr().err
+        assert "pass only one" in capsys.readouterr().err
     parsed = build_parser().parse_args(["serve", "--unix", "a.sock", "--cache-mb", "5", "--trace"])
     parsed.models, parsed.model = [], None
     argv = serve_verb._worker_argv(parsed, 8080)

@@ -83,7 +83,7 @@ def test_an_edited_input_is_not_resumed(
     capsys.readouterr()
     assert main([*argv, "out.jsonl", "--resume"]) == 1
     err = capsys.readouterr().err
-    assert f"{name} was changed since out.jsonl.part was started: its first 8 rows are not those" in err
+    assert f"{name} has changed since out.jsonl.part was started: its first 8 rows differ from those" in err
     assert not Path("out.jsonl").exists()
     Path(name).write_bytes(original)
     assert main([*argv, "out.jsonl", "--resume"]) == 0

@@ -376,7 +376,7 @@ def test_abstention(models: dict[str, str], here: Path, capsys: pytest.CaptureFi
 def test_without_anything_to_report_on(models: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*write_toys(here, "classify")[:2], "-m", models["embed"], "--output", "out"]
     assert main(["train", *argv, *QUICK, "--dev-fraction", "0"]) == 0
-    assert "out is the model; without --dev, --test or held-out rows it has no score" in capsys.readouterr().err
+    assert "saved out; without --dev, --test or held-out rows there is no score" in capsys.readouterr().err
     assert {file.name for file in Path("out").iterdir()} >= MODEL_FILES
     assert not Path("out/report.md").exists()
     argv += ["--overwrite"]

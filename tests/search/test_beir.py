@@ -17,13 +17,14 @@ from bertie.errors import InputError, MissingPackageError, NotFoundError
 from bertie.evaluation.retrieval import retrieval
 from bertie.search import beir
 from bertie.search.beir import RetrievalDataset, read_beir
-from bertie.tasks import Embedder, Reranker
+from bertie.tasks import Embedder, LateInteraction, Reranker
 from tests.tasks import tiny
 
 pytest.importorskip("ir_measures")
 pytest.importorskip("bm25s")
 pytest.importorskip("Stemmer")
 
+COLBERT = str(Path(__file__).parent.parent / "parity" / "pylate" / "model")
 TEXTS = tiny.sentences(40, seed=3)
 CORPUS = [{"_id": f"d{i}", "title": "" if i % 3 else "Novel", "text": text} for i, text in enumerate(TEXTS)]
 QUERIES = [{"_id": f"q{i}", "text": text} for i, text in enumerate(tiny.sentences(6, seed=4))]
@@ -299,6 +300,17 @@ def test_the_command_prints_the_scores_of_the_run(
         assert list(output) == ["ndcg_10", "map", "recall_100", "mrr"]
 
 
+def test_the_command_reranks_with_a_late_interaction_model(
+    folder: Path, models: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = read_beir(folder)
+    first = beir.dense_run(result, Embedder.load(models["one"]))
+    run = beir.rerank_run(result, LateInteraction.load(COLBERT), first)
+    output = evaluated(capsys, "--beir", folder, "-m", models["one"], "--reranker", COLBERT)
+    expected = retrieval(result.qrels, run, resamples=50)
+    assert output == {name: pytest.approx(score.as_dict(), abs=1e-6) for name, score in expected.items()}
+
+
 def test_the_command_finds_weights_on_another_split(
     folder: Path, models: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -320,7 +332,7 @@ def test_the_command_finds_weights_on_another_split(
     told = next(line for line in err.splitlines() if "--weights" in line).split("--weights ")[1]
     assert evaluated(capsys, *argv, "--weights", told) == json.loads(out)
     assert main(["eval", *argv, "--tune", "test"]) == 2
-    assert "must be another split" in capsys.readouterr().err
+    assert "must differ from the split that is evaluated" in capsys.readouterr().err
     assert main(["eval", *argv, "--weights", "dense=1"]) == 1
     assert "must be numbers of at least 0 for each of dense, lexical, rerank" in capsys.readouterr().err
     with pytest.raises(SystemExit):
@@ -353,8 +365,8 @@ def test_the_command_compares_two_models(
 @pytest.mark.parametrize(
     ("argv", "output"),
     [
-        ([], "name a FILE of labelled texts, or a folder with --beir"),
-        (["x.csv", "--beir", "."], "name a FILE of labelled texts, or a folder with --beir"),
+        ([], "pass either a FILE of labelled texts or a folder with --beir"),
+        (["x.csv", "--beir", "."], "pass either a FILE of labelled texts or a folder with --beir"),
         (["--beir", ".", "--task", "rerank"], "--beir evaluates retrieval: leave out --task"),
         (["--beir", ".", "--columns", "text=a"], "leave out --columns"),
         (["x.csv", "--mode", "hybrid"], "only --beir evaluates retrieval: leave out --mode"),

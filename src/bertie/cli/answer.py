@@ -1,4 +1,4 @@
-"""Extractive question answering: answer questions by spans of documents.
+"""Extractive question answering: answer questions with spans of documents.
 
 The documents come from --context, or from a column of the input file.
 """
@@ -61,8 +61,8 @@ def add(verbs: Verbs) -> None:
         "--no-answer-threshold",
         type=float,
         metavar="P",
-        help="no answer if that is more probable than this, from 0 to 1 (default: what was fitted for the head, if "
-        "anything; otherwise 1: always answer)",
+        help='return no answer if the probability of "no answer" exceeds P, from 0 to 1 (default: the threshold fitted '
+        "for the head, otherwise 1: always answer)",
     )
     add_output(parser)
     parser.set_defaults(run=run)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
     documents = None if args.context is None else _documents(args)
     if documents is None:
         if table.is_literal:
-            raise UsageError("a question needs a document to be answered from: pass --context TEXT|FILE")
+            raise UsageError("a question needs a document: pass --context TEXT|FILE")
         columns = [
             table.column(["question"], args.question_column, "--question-column"),
             table.column(["context"], args.context_column, "--context-column"),

@@ -1,7 +1,7 @@
 """Answer questions from an index: retrieve passages, optionally rerank them, and read the best ones.
 
-An answer is a span of a document. There is none if "no answer" is more probable than the threshold
-that was fitted for the question answering model, or than --no-answer-threshold.
+Answers are spans of documents. No answer is returned if the probability of "no answer" exceeds --no-answer-threshold,
+by default the threshold that was fitted for the question answering model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bertie.cli.common import (
     load,
     verb,
 )
-from bertie.cli.search import add_where, excerpt, load_reranker, parse_condition, printable
+from bertie.cli.search import INDEX_RERANKER, add_where, excerpt, load_reranker, parse_condition, printable
 from bertie.data.terminal import has_color, style
 
 if TYPE_CHECKING:
@@ -39,18 +39,20 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "index", metavar="INDEX", help="a folder written by `bertie index`, postgresql://… or lance://…"
     )
-    parser.add_argument("questions", nargs="+", metavar="QUESTION", help="a question")
+    parser.add_argument("questions", nargs="+", metavar="QUESTION", help="one or more questions")
     add_top_k(parser, 1, "answers per question")
     parser.add_argument("--passages", type=int, default=5, metavar="N", help="passages to read (default: 5)")
     parser.add_argument(
-        "--reader", metavar="MODEL", help="question answering model (default: the index's, if it can, or the built-in)"
+        "--reader",
+        metavar="MODEL",
+        help="question answering model (default: that of the index, if it has such a head, or the built-in one)",
     )
     parser.add_argument(
         "--no-answer-threshold",
         type=float,
         metavar="P",
-        help="no answer if that is more probable than this, from 0 to 1 (default: what was fitted for the reader, if "
-        "anything; otherwise 1: always answer)",
+        help='return no answer if the probability of "no answer" exceeds P, from 0 to 1 (default: the threshold fitted '
+        "for the reader, otherwise 1: always answer)",
     )
     parser.add_argument(
         "--mode",
@@ -58,7 +60,7 @@ def add(verbs: Verbs) -> None:
         default="hybrid",
         help="retrieval method (default: hybrid)",
     )
-    add_rerank(parser, "the passages before the best are read")
+    add_rerank(parser, "the retrieved passages", INDEX_RERANKER)
     add_where(parser)
     add_model(parser, from_settings=False)
     parser.add_argument("--json", action="store_true", help="print one JSON object per question")
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def format_answers(result: AskResult) -> str:
-    """Format answers with their places and passages."""
+    """Format answers with their locations and passages."""
     read = f"{len(result.passages)} passages read"
     if not result.answers:
         return f"no answer (p = {result.no_answer_score:.2f}, {read})\n"

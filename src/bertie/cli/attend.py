@@ -1,7 +1,7 @@
 """Show the attention weights of a text: which tokens each token attends to.
 
-They are those of one layer, the last by default, and of one head, or averaged over all heads.
---json prints the whole matrix.
+The weights are those of one layer (default: the last) and one head (default: the mean over all heads). --json prints
+the whole matrix.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ EXAMPLE = """  bertie attend "The cat sat on the mat because it was tired."
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "attend", "attention weights of a text", __doc__, EXAMPLE)
-    parser.add_argument("text", metavar="TEXT", help="a text that fits into the model's maximum length")
+    parser = verb(verbs, "attend", "show the attention weights of a text", __doc__, EXAMPLE)
+    parser.add_argument("text", metavar="TEXT", help="a text no longer than the model's maximum length")
     parser.add_argument("--layer", type=int, metavar="N", help="layer, counted from 0 (default: the last)")
     parser.add_argument("--head", type=int, metavar="N", help="head, counted from 0 (default: the mean over heads)")
-    add_top_k(parser, 3, "tokens that each token attends to most")
+    add_top_k(parser, 3, "number of most-attended tokens to show for each token")
     add_model(parser, overflow=False)
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="print tokens and weights as a JSON object")

@@ -1,9 +1,9 @@
 """Measure the throughput of a model on this machine: a checkpoint, or a shape with random weights.
 
-It is measured from token ids to the last hidden state and from text to embeddings, and compared with large matrix
-multiplications on the same device, which run between the passes. Texts are random and of mixed lengths (mean 117
-tokens, median 87) unless a file is given. For fp8 and int8 a quantization report compares the outputs on a few texts,
-built-in ones or the file's, with those in bf16 or fp32.
+Throughput is measured from token ids to the last hidden state and from text to embeddings, and compared with large
+matrix multiplications on the same device, which run between the forward passes. Texts are random and of mixed lengths
+(mean 117 tokens, median 87) unless a file is given. For fp8 and int8, a quantization report compares the outputs with
+those in bf16 or fp32, on texts of the file or a few built-in ones.
 """
 
 from __future__ import annotations
@@ -37,19 +37,21 @@ EXAMPLE = """  bertie bench
   bertie bench --shape 12x768 --precision bf16 --json | jq .from_ids.tokens_per_s
   bertie bench -m ./my-model --precision fp8 --texts reviews.csv
 """
-REPORT_TEXTS = 256  # texts of a quantization report, at most
+REPORT_TEXTS = 256  # maximum number of texts for a quantization report
 
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     parser = verb(verbs, "bench", "measure throughput, memory and cost on this machine", __doc__, EXAMPLE)
     add_model(parser, overflow=False, from_settings=False)
-    parser.add_argument("--shape", metavar="LxD|FILE", help="random weights: layers x width, or a config.json")
+    parser.add_argument(
+        "--shape", metavar="LxD|FILE", help="benchmark random weights: layers x width, or a config.json"
+    )
     add_device(parser)
     add_precision(parser)
     parser.add_argument("--texts", metavar="FILE", help="texts to measure with (.txt, .csv, .jsonl, …)")
     add_column(parser)
-    parser.add_argument("--seconds", type=float, default=10.0, help="time to measure for (default: 10)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of the measurement (default: 10)")
     parser.add_argument("--price", type=float, help="price of the machine per hour, in any currency")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -58,7 +60,7 @@ def add(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     """Measure, and print the result."""
     if args.shape and (args.model or args.texts):
-        raise UsageError("--shape has no tokenizer: pass it without -m and --texts")
+        raise UsageError("--shape has no tokenizer and no weights: pass it without -m and --texts")
     texts = None
     if args.texts:
         table = open_table(args.texts)
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _quantization_report(task: Embedder, args: argparse.Namespace, texts: list[str] | None) -> dict[str, Any] | None:
-    """How the outputs of an int8 or fp8 model differ from the unquantized one; None for other precisions."""
+    """Compare an int8 or fp8 model with the unquantized one; None for other precisions."""
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.compress.quantization_report import TEXTS, differences
 
@@ -102,11 +104,11 @@ def _quantization_report(task: Embedder, args: argparse.Namespace, texts: list[s
 
 
 def _lines(name: str, result: BenchmarkResult, report: dict[str, Any] | None) -> Iterator[str]:
-    """The result for people."""
+    """The result as lines of text."""
     from bertie.compress.quantization_report import lines
     from bertie.ops.dispatch import summarize
 
-    busy = "; the machine was busy: shares of it are approximate" if result.machine_busy else ""
+    busy = "; the machine was busy: percentages are approximate" if result.machine_busy else ""
     rows: dict[str, str] = {
         "model": f"{name}, {result.precision} on {result.device}",
         "texts": f"{result.texts:,} with {result.tokens:,} tokens, {result.budget:,} tokens per batch",

@@ -1,10 +1,9 @@
 """Fit the calibration of a model's head on held-out data: temperature and thresholds.
 
-For classification: the temperature, and the threshold of a multi-label model. For question answering: the
-temperature and, if some questions of the file have no answer, the probability of "no answer" and the threshold
-above which there is none, the one with the best F1. The weights stay as they are. `bertie train` does this by
-itself; here it is done for a finished model, on data like those that it will see: the share of unanswerable
-questions, for example, is taken from the file.
+Classification: the temperature and, for multi-label models, the decision threshold. Question answering: the
+temperature and, if some questions in the file are unanswerable, the probability of "no answer" and the threshold with
+the best F1. The weights do not change. `bertie train` calibrates automatically; this verb calibrates an existing model.
+Use data like that of production: the share of unanswerable questions, for example, is estimated from the file.
 """
 
 from __future__ import annotations
@@ -34,11 +33,13 @@ EXAMPLE = """  bertie calibrate dev.jsonl -m ./my-reader --head qa -o my-reader-
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     parser = verb(verbs, "calibrate", "fit a head's temperature and thresholds on held-out data", __doc__, EXAMPLE)
-    parser.add_argument("file", metavar="FILE", help="labelled texts that were not trained on")
+    parser.add_argument("file", metavar="FILE", help="labelled texts that the model was not trained on")
     parser.add_argument("-m", "--model", metavar="MODEL", help="folder or hub id (default: the built-in model)")
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
-    parser.add_argument("--head", metavar="NAME", help="one of several heads of the model")
-    parser.add_argument("--task", choices=registry.trainable(), help="the task, where the model's head does not tell")
+    parser.add_argument("--head", metavar="NAME", help="head to calibrate, if the model has several")
+    parser.add_argument(
+        "--task", choices=registry.trainable(), help="the task, if the model's head does not determine it"
+    )
     add_columns(parser)
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder to create")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder")
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
         outline, read_labelled(task, [args.file], parse_pairs(args.columns, "--columns", "NAME=COLUMN"))
     )
     if type(training_for(outline)).calibrate is TaskTraining.calibrate:
-        raise UsageError(f"a head for the task {task} has no calibration; those for classify and answer have")
+        raise UsageError(f"a head for the task {task} has no calibration; only those for classify and answer do")
     loaded = registry.get(task).trainable_class.load(
         model, head=args.head, revision=args.revision, device=select_device(args.device)
     )

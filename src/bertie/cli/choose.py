@@ -1,4 +1,4 @@
-"""Multiple choice: which of several texts goes best with a context, with a probability for each.
+"""Multiple choice: which of several texts fits a context best, with a probability for each.
 
 The context and its choices are arguments, or the columns context and choices of a file, where choices is a list.
 """
@@ -27,7 +27,7 @@ EXAMPLE = """  bertie choose "He put the kettle on the stove." "It began to sing
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "choose", "multiple choice: the text that goes best with a context", __doc__, EXAMPLE)
+    parser = verb(verbs, "choose", "multiple choice: select the text that fits a context best", __doc__, EXAMPLE)
     what = "a context, then its choices; or a file with the columns context and choices; or - for stdin"
     add_input(parser, "CONTEXT CHOICE CHOICE|FILE|-", what)
     parser.add_argument("--context-column", metavar="NAME", help="column of contexts (default: context or question)")
@@ -70,22 +70,22 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _literal(args: argparse.Namespace, table: InputTable) -> InputTable:
-    """The context and the choices of the command line, as a table of one row."""
+    """The context and the choices from the command line, as a table with one row."""
     context, *choices = args.items
     if len(choices) < 2:
-        raise UsageError("a context needs two choices or more: pass them after it, or a file of both")
+        raise UsageError("a context needs at least two choices: pass them after it, or a file with both")
     row = {"context": context, "choices": choices}
     return replace(table, columns=tuple(row), text_columns=("context",), rows=lambda _: iter([row]))
 
 
 def _choices(cell: str, row: int) -> list[str]:
-    """The choices of a cell: a list as JSON, as JSONL and Parquet have it, or a text of CSV that holds one."""
+    """Parse the choices of a cell, a JSON list; lists in JSONL and Parquet files arrive as JSON."""
     try:
         choices = json.loads(cell)
     except ValueError:
         choices = None
-    if isinstance(choices, dict):  # of ARC and CommonsenseQA
+    if isinstance(choices, dict):  # the format of ARC and CommonsenseQA
         choices = choices.get("text")
     if not isinstance(choices, list):
-        raise InputError(f"context {row}: choices must be a list of texts, as JSON: {cell!r:.60}")
+        raise InputError(f"context {row}: choices must be a JSON list of texts, not {cell!r:.60}")
     return choices

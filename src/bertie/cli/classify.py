@@ -1,4 +1,7 @@
-"""Classify texts or pairs of texts; with --labels, zero-shot, by natural language inference."""
+"""Classify texts or pairs of texts.
+
+With --labels: zero-shot classification, by natural language inference (NLI), embedding similarity, or both.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ EXAMPLE = """  bertie classify "A delight from start to finish." "Dull."
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "classify", "text classification of texts or pairs, also zero-shot", __doc__, EXAMPLE)
+    parser = verb(verbs, "classify", "classify texts or pairs of texts, also zero-shot", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)
     add_pair(parser)
@@ -46,31 +49,31 @@ def add(verbs: Verbs) -> None:
         "--window-size",
         type=_window_size,
         metavar="N|sentence",
-        help="read texts in windows of at most N tokens, or sentence by sentence (default: as much as the model reads)",
+        help="split texts into windows of at most N tokens, or into sentences (default: the model's maximum length)",
     )
     parser.add_argument(
         "--window-pooling",
         choices=("mean", "confidence", "max"),
         default="mean",
-        help="how windows are combined: the mean of their log-probabilities (the default), with more weight on windows "
-        "that are sure, or the highest probability of each label",
+        help="how the predictions of windows are combined: mean of log-probabilities (the default), mean weighted by "
+        "confidence, or maximum probability of each label",
     )
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="which words decided: by how much the label's probability falls without each (leave-one-out attribution)",
+        help="leave-one-out attribution: how much the label's probability drops without each word (group of words)",
     )
-    parser.add_argument("--labels", metavar="A,B,…", help="zero-shot classification into these labels")
+    parser.add_argument("--labels", metavar="A,B,…", help="zero-shot classification with these labels")
     parser.add_argument(
         "--method",
         choices=("auto", "entailment", "embedding", "combined"),
         default="auto",
-        help="with --labels: does the text entail the label, is its embedding near, or both (default: what the model "
-        "can do; if both, combined for up to 5 labels and embedding for more)",
+        help="with --labels: entailment (NLI), embedding similarity, or both combined (default: what the model "
+        "supports; if both, combined for up to 5 labels and embedding for more)",
     )
-    parser.add_argument("--template", help="with --labels: the sentence that a label is put into, with {} for it")
+    parser.add_argument("--template", help="with --labels: hypothesis template, with {} for the label")
     parser.add_argument(
-        "--multi-label", action="store_true", help="with --labels: score each label independently, several may be true"
+        "--multi-label", action="store_true", help="with --labels: score each label independently; several may apply"
     )
     add_output(parser)
     parser.set_defaults(run=run)
@@ -81,13 +84,15 @@ def run(args: argparse.Namespace) -> None:
     if args.labels is None and (args.template is not None or args.multi_label or args.method != "auto"):
         raise UsageError("--template, --multi-label and --method need --labels")
     if args.labels is not None and (args.window_size is not None or args.window_pooling != "mean"):
-        raise UsageError("--window-size and --window-pooling are for the labels of a head: leave out --labels")
+        raise UsageError("--window-size and --window-pooling need a classification head: leave out --labels")
     if args.explain and (args.labels is not None or args.window_size is not None or args.window_pooling != "mean"):
-        raise UsageError("--explain is for the labels of a head: leave out --labels, --window-size, --window-pooling")
+        raise UsageError(
+            "--explain needs a classification head: leave out --labels, --window-size and --window-pooling"
+        )
     table = open_input(args)
     columns = text_columns(args, table)
     if args.labels is not None and len(columns) > 1:
-        raise UsageError("--labels takes single texts, but these are pairs; name the column of texts with --column")
+        raise UsageError("--labels takes single texts, but these are pairs; select the text column with --column")
     stream = Stream(args, table, columns)
 
     from bertie.tasks import Classifier, ZeroShot

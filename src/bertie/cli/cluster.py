@@ -13,10 +13,10 @@ from bertie.errors import BertieError
 
 
 def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add --ray, --workers and --threads; `what` says what the cluster does."""
+    """Add --ray, --workers and --threads; `what`: what runs on the cluster."""
     group = parser.add_argument_group("Ray cluster")
     group.add_argument(
-        "--ray", metavar="ADDRESS", help=f"{what} on a Ray cluster: host:port, auto, or local for this machine"
+        "--ray", metavar="ADDRESS", help=f"run on a Ray cluster (host:port, auto, or local for this machine): {what}"
     )
     group.add_argument(
         "--workers", type=int, metavar="N", help="number of actors (default: one per GPU, or as many as cores allow)"
@@ -25,7 +25,7 @@ def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def check_ray(args: argparse.Namespace) -> None:
-    """Reject the flags of a cluster without --ray."""
+    """Reject the flags of a Ray cluster without --ray."""
     if args.ray is None and (args.workers is not None or args.threads is not None):
         raise UsageError("--workers and --threads need a Ray cluster; pass --ray")
 

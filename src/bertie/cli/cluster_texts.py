@@ -1,8 +1,8 @@
 """Cluster texts by their embeddings, name the clusters, and draw a map.
 
-The number of clusters is found (the silhouette says which), unless --clusters gives it; each cluster is named by the
-words that distinguish it (class-based TF-IDF). The clusters are printed. OUT gets the cluster of each row, and OUT's
-name with .html a page with a map of up to 500 of the texts, to open in a browser.
+The number of clusters is chosen by silhouette score unless --clusters is given; each cluster is named by its most
+distinctive words (class-based TF-IDF). The clusters are printed. OUT contains the cluster of each row, and the .html
+file beside it is a page with a map of up to 500 texts, to open in a browser.
 """
 
 from __future__ import annotations
@@ -35,9 +35,13 @@ CHUNK = 4096  # rows
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     parser = verb(verbs, "cluster", "cluster texts, name the clusters, draw a map", __doc__, EXAMPLE)
-    add_group_flags(parser, "file of the cluster of each row: .jsonl, .csv, .tsv, .parquet; the map is beside it")
-    parser.add_argument("--clusters", type=int, metavar="N", help="number of clusters (default: found, up to 100)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the clustering (default: 0)")
+    add_group_flags(
+        parser, "output file with the cluster of each row: .jsonl, .csv, .tsv, .parquet; the map is saved beside it"
+    )
+    parser.add_argument(
+        "--clusters", type=int, metavar="N", help="number of clusters (default: chosen by silhouette score, up to 100)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the clustering (default: 0)")
     parser.set_defaults(run=run)
 
 
@@ -57,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     from bertie.tasks import clusters as task
 
     result = task.cluster_vectors(vectors, source.texts(), clusters=args.clusters, seed=args.seed)
-    nearest = [row for own in result.clusters for row in own.examples]
+    nearest = [row for cluster in result.clusters for row in cluster.examples]
     examples = {row: shorten(text) for row, text in task.texts_at(source.texts(), nearest)}
     if paths:
         _write_rows(paths[0], source, result)
@@ -67,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _write_rows(path: Path, source: TextInput, result: Clustering) -> None:
-    labels = [own.label for own in result.clusters]
+    labels = [cluster.label for cluster in result.clusters]
     schema = {"row": int, "cluster": int, "label": str, "similarity": float, "text": str}
     writer = make_writer(path.name, schema)
     rows = zip(result.assigned.tolist(), result.similarity.tolist(), source.texts(), strict=True)
@@ -92,7 +96,9 @@ def _page(source: TextInput, vectors: FloatArray, result: Clustering, examples: 
         MapPoint(row + 1, float(x), float(y), int(result.assigned[row]), shorten(texts[row]))
         for row, (x, y) in zip(rows.tolist(), points, strict=True)
     ]
-    clusters = [ClusterRow(own.label, own.size, [examples[i] for i in own.examples]) for own in result.clusters]
+    clusters = [
+        ClusterRow(cluster.label, cluster.size, [examples[i] for i in cluster.examples]) for cluster in result.clusters
+    ]
     return map_page(f"Clusters of {source.name}", shown, clusters, result.silhouette)
 
 
@@ -101,16 +107,18 @@ def _print(args: argparse.Namespace, result: Clustering, examples: dict[int, str
         clusters: list[dict[str, Any]] = [
             {
                 "cluster": i,
-                "label": own.label,
-                "texts": own.size,
-                "examples": [{"row": row + 1, "text": examples[row]} for row in own.examples],
+                "label": cluster.label,
+                "texts": cluster.size,
+                "examples": [{"row": row + 1, "text": examples[row]} for row in cluster.examples],
             }
-            for i, own in enumerate(result.clusters, 1)
+            for i, cluster in enumerate(result.clusters, 1)
         ]
         summary = {"texts": len(result.assigned), "silhouette": result.silhouette.as_dict(), "clusters": clusters}
         print(json.dumps(summary | ({"output": str(paths[0]), "map": str(paths[1])} if paths else {})))
         return
-    rows = [(i, own.size, own.label, examples[own.examples[0]]) for i, own in enumerate(result.clusters, 1)]
+    rows = [
+        (i, cluster.size, cluster.label, examples[cluster.examples[0]]) for i, cluster in enumerate(result.clusters, 1)
+    ]
     sys.stdout.write(TableWriter(("cluster", "texts", "label", "example")).text(rows))
     print(
         f"bertie: texts: {len(result.assigned):,}; clusters: {len(rows)}; silhouette: {result.silhouette}"

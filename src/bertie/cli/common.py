@@ -60,7 +60,7 @@ def add_model(
 ) -> None:
     """Add -m/--model, --revision, --device, --precision, --overflow and --deterministic.
 
-    `from_settings`: the default is that of BERTIE_MODEL and the configuration file, where there is one.
+    `from_settings`: whether BERTIE_MODEL and the configuration file may set the default.
     """
     parser.add_argument("-m", "--model", metavar="MODEL", help="folder or hub id (default: the built-in model)")
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
@@ -73,17 +73,18 @@ def add_model(
             "--overflow",
             choices=("window", "error", "truncate"),
             default="window",
-            help="text longer than the maximum length: overlapping windows (the default), an error, or truncation",
+            help="how to handle texts longer than the maximum length: overlapping windows (the default), an error, or "
+            "truncation",
         )
         if precision:
-            text = "one text per forward pass, so that results on a GPU do not depend on the batch (slow)"
+            text = "run one text per forward pass, so that results on a GPU do not depend on the batch (slow)"
             parser.add_argument("--deterministic", action="store_true", help=text)
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """Add MODEL as an argument or as -m/--model, and --revision."""
     what = "folder, built-in name or hub id"
-    # Without a value it must not replace that of -m.
+    # SUPPRESS: if MODEL is omitted, it must not overwrite the value of -m.
     parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=what)
     parser.add_argument("-m", "--model", metavar="MODEL", help="the same as MODEL (default: the built-in model)")
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
@@ -107,7 +108,7 @@ def add_verbosity(parser: argparse.ArgumentParser) -> None:
 
 
 def apply_settings(args: argparse.Namespace) -> None:
-    """Set flags that are not given to the defaults of the environment and the configuration file."""
+    """Set flags that were not given from the environment and the configuration file."""
     settings = read_settings()
     for name, default in (("device", settings.device), ("precision", settings.precision or "fp32")):
         if getattr(args, name, "") is None:
@@ -119,9 +120,7 @@ def apply_settings(args: argparse.Namespace) -> None:
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
     """Add --precision."""
-    text = (
-        "precision of the model: fp32 (the default); bf16, fp16, fp8 on GPUs; int8 and, where supported, bf16 on CPUs"
-    )
+    text = "precision of the model: fp32 (the default); bf16, fp16 or fp8 on GPUs; int8 or, if supported, bf16 on CPUs"
     parser.add_argument("--precision", choices=PRECISIONS, help=text)
 
 
@@ -136,7 +135,7 @@ def check_output_folder(name: str, *, overwrite: bool) -> Path:
 def add_head(parser: argparse.ArgumentParser) -> None:
     """Add --head."""
     parser.add_argument(
-        "--head", metavar="NAME", help="head of a model with several heads (default: the only one for this task)"
+        "--head", metavar="NAME", help="head to use, if the model has several (default: the only one for this task)"
     )
 
 
@@ -148,24 +147,31 @@ def add_output(parser: argparse.ArgumentParser, *, embeddings: bool = False) -> 
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="resume an interrupted output, if there is one; the input must be unchanged",
+        help="resume an interrupted run, if there is one; the input must be unchanged",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output file")
-    parser.add_argument("--skip-empty", action="store_true", help="leave out rows without text")
+    parser.add_argument("--skip-empty", action="store_true", help="skip rows without text")
     parser.add_argument(
         "--on-error",
         choices=("stop", "skip", "null"),
         default="stop",
-        help="a row that cannot be processed: stop (the default), skip it, or write it with empty fields and the error",
+        help="how to handle rows that cannot be processed: stop (the default), skip them, or write them with the "
+        "error and null results (null)",
     )
 
 
-def add_prompt(parser: argparse.ArgumentParser, what: str, default: str, *, prefix: str = "") -> None:
+def add_prompt(
+    parser: argparse.ArgumentParser, what: str, default: str, *, prefix: str = "", example: str = "query: "
+) -> None:
     """Add --prompt and --prompt-name; with a prefix, --PREFIX-prompt and --PREFIX-prompt-name."""
     group = parser.add_mutually_exclusive_group()
     flag = f"--{prefix}prompt"
-    group.add_argument(flag, metavar="TEXT", help=f"text before {what}, such as 'query: ' (default: {default})")
-    group.add_argument(f"{flag}-name", metavar="NAME", help=f"name of a prompt of the checkpoint, instead of {flag}")
+    group.add_argument(
+        flag, metavar="TEXT", help=f"prompt prepended to {what}, such as {example!r} (default: {default})"
+    )
+    group.add_argument(
+        f"{flag}-name", metavar="NAME", help=f"name of one of the checkpoint's prompts, instead of {flag}"
+    )
 
 
 def add_top_k(parser: argparse.ArgumentParser, default: int | None, what: str) -> None:
@@ -174,13 +180,11 @@ def add_top_k(parser: argparse.ArgumentParser, default: int | None, what: str) -
     parser.add_argument("-k", "--top-k", type=int, default=default, metavar="N", help=help)
 
 
-def add_rerank(parser: argparse._ActionsContainer, what: str) -> None:
-    """Add --rerank, and --reranker MODEL, which implies it."""
-    parser.add_argument("--rerank", action="store_true", help=f"rerank {what} with a cross-encoder")
+def add_rerank(parser: argparse._ActionsContainer, what: str, model: str = "the built-in cross-encoder") -> None:
+    """Add --rerank, and --reranker MODEL, which implies it; `model`: the default reranker."""
+    parser.add_argument("--rerank", action="store_true", help=f"rerank {what} with {model}")
     parser.add_argument(
-        "--reranker",
-        metavar="MODEL",
-        help="rerank with this cross-encoder or ColBERT model (default: the built-in one)",
+        "--reranker", metavar="MODEL", help="rerank with this cross-encoder or ColBERT model (implies --rerank)"
     )
 
 
@@ -190,13 +194,13 @@ def add_rerank_weight(parser: argparse._ActionsContainer) -> None:
         "--rerank-weight",
         type=float,
         metavar="W",
-        help="weight of the reranker's score against that of the retrieval, from 0 to 1 (default: 1 for a "
-        "cross-encoder, 0.2 for one of several heads of a model, such as the built-in one)",
+        help="weight of the reranker's score relative to the retrieval score, from 0 to 1 (default: 1; 0.2 for a model "
+        "with several heads, such as the built-in one)",
     )
 
 
 def check_rerank_weight(args: argparse.Namespace) -> None:
-    """Refuse a --rerank-weight that is no weight, or has nothing to weight."""
+    """Reject a --rerank-weight that is out of range or has no effect."""
     if args.rerank_weight is None:
         return
     if not (args.rerank or args.reranker):
@@ -208,7 +212,7 @@ def check_rerank_weight(args: argparse.Namespace) -> None:
 
 
 def add_weights(parser: argparse._ActionsContainer) -> None:
-    """Add --weights, those of the stages of a search."""
+    """Add --weights, the fusion weights of the search stages."""
     parser.add_argument(
         "--weights",
         type=parse_weights,
@@ -257,13 +261,13 @@ def open_input(args: argparse.Namespace, column: str = "text", items: list[str] 
 
 
 def check_not_missing(item: str) -> None:
-    """Refuse a text that looks like the name of a file, which does not exist."""
+    """Raise an error if a text looks like the name of a file that does not exist."""
     if looks_like_path(item):
         raise NotFoundError(f"{_no_such_file(item)}; if it is a text, pass --text")
 
 
 def check_file_exists(name: str) -> None:
-    """Refuse a file that does not exist, before anything else is looked at."""
+    """Raise an error if a file does not exist."""
     if name != STDIN and not _is_path(name):
         raise NotFoundError(_no_such_file(name))
 
@@ -313,7 +317,7 @@ def _is_path(item: str) -> bool:
 
 
 def model_name(args: argparse.Namespace) -> str:
-    """Return the model of -m, that of the environment or the configuration file, or the built-in one."""
+    """Return the model given by -m, the environment or the configuration file, or the built-in one."""
     name = args.model if args.model is not None else read_settings().model
     return built_in_model() if name is None else str(name)
 
@@ -325,9 +329,7 @@ def built_in_model() -> str:
     try:
         return default_model()
     except NotFoundError:
-        raise UsageError(
-            "there is no built-in model in this installation; pass one with -m: a folder or a hub id"
-        ) from None
+        raise UsageError("this installation has no built-in model; pass a folder or a hub id with -m") from None
 
 
 def select_device(requested: str | None) -> str:
@@ -343,12 +345,12 @@ def select_device(requested: str | None) -> str:
 
 
 def load(task: type[T], args: argparse.Namespace, *, model: str | None = None, **options: Any) -> T:
-    """Load the model for a task: `model`, or that of the arguments."""
+    """Load a task with `model`, or with the model given by the arguments."""
     if getattr(args, "head", None) is not None:
         options["head"] = args.head
     started = time.monotonic()
     try:
-        on_cpu = args.device is None and args.precision == "int8"  # which a GPU does not run
+        on_cpu = args.device is None and args.precision == "int8"  # which GPUs do not support
         options |= {"device": "cpu" if on_cpu else select_device(args.device), "precision": args.precision}
         options |= {"deterministic": True} if getattr(args, "deterministic", False) else {}
         name = model or model_name(args)

@@ -1,7 +1,7 @@
-"""Compare trained models by the reports in their folders: scores, differences with significance, settings that differ.
+"""Compare trained models by the reports in their folders: scores, significance of differences, settings that differ.
 
-The folders are those of bertie train, or of bertie eval --output. Differences are computed on the rows that two
-models both predicted, so the models may have been evaluated on different files.
+The folders are those written by `bertie train` or `bertie eval --output`. The difference of two models is computed on
+the rows that both predicted, so the models may have been evaluated on different files.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ EXAMPLE = """  bertie compare ./first-model ./second-model
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "compare", "compare trained models by their reports, on one page", __doc__, EXAMPLE)
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="folders with a report.json, two or more")
-    parser.add_argument("-o", "--output", metavar="HTML", help="file for the page")
+    parser = verb(verbs, "compare", "compare trained models by their reports", __doc__, EXAMPLE)
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="two or more folders with a report.json")
+    parser.add_argument("-o", "--output", metavar="HTML", help="HTML page to write")
     parser.add_argument("--overwrite", action="store_true", help="replace that file")
     add_resamples(parser)
     parser.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(_as_dict(comparison)))
     else:
         sys.stdout.write(_table(comparison))
-        hint = "-o comparison.html makes a page with curves and settings"
-        print(f"the page is {args.output}" if args.output else hint, file=sys.stderr)
+        hint = "-o comparison.html writes a page with curves and settings"
+        print(f"page: {args.output}" if args.output else hint, file=sys.stderr)
 
 
 def _as_dict(comparison: RunComparison) -> dict[str, Any]:
@@ -79,12 +79,12 @@ def _table(comparison: RunComparison) -> str:
     from bertie.evaluation.model_report import p_value
 
     best, metric = comparison.runs[0].name, comparison.metric
-    behind = {pair.second: pair.difference for pair in comparison.differences if pair.first == best}
+    differences = {pair.second: pair.difference for pair in comparison.differences if pair.first == best}
     rows: list[list[object]] = []
     for run in comparison.runs:
-        score, gap = run.scores[metric], behind.get(run.name)
+        score, gap = run.scores[metric], differences.get(run.name)
         row: list[object] = [run.name, run.split, score.value, f"{score.low:.4f}–{score.high:.4f}"]
         rows.append(row + (["", ""] if gap is None else [str(gap), p_value(gap.p)]))
     if not comparison.same_rows:
         print("the runs were not all tested on the same rows", file=sys.stderr)
-    return TableWriter(["run", "split", metric, "95%", "the best is better by", "p"]).text(rows)
+    return TableWriter(["run", "split", metric, "95%", "difference (best − run)", "p"]).text(rows)

@@ -4,7 +4,7 @@ bash: bertie completion bash > ~/.local/share/bash-completion/completions/bertie
 zsh:  bertie completion zsh > ~/.zfunc/_bertie        (a folder of $fpath, before compinit)
 fish: bertie completion fish > ~/.config/fish/completions/bertie.fish
 
-The script holds all names, so that completing starts no Python. Create it again after an update.
+The script contains all names, so that completion does not start Python. Generate it again after an update.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODELS = Path(__file__).parents[1] / "models"  # the built-in ones; bertie.check
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "completion", "completion of verbs and flags for bash, zsh and fish", __doc__, EXAMPLE)
+    parser = verb(verbs, "completion", "print a completion script for bash, zsh or fish", __doc__, EXAMPLE)
     parser.add_argument("shell", choices=SHELLS, help="bash, zsh or fish")
     parser.set_defaults(run=run)
 
@@ -51,7 +51,7 @@ class Flag:
     help: str
     takes_value: bool
     values: tuple[str, ...]
-    files: bool  # whether files and folders are values, too
+    files: bool  # whether paths are completed as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = (), help: 
 
 
 def _values(action: argparse.Action) -> tuple[str, ...]:
-    """The values that an argument or a flag may have, as far as they are known."""
+    """The known values of an argument or a flag."""
     if action.choices is not None:
         return tuple(map(str, action.choices))
     if action.dest in ("model", "models"):

@@ -2,7 +2,7 @@
 
 Text files have one paragraph per line and a blank line between documents; tables have one document per
 row. Folders are searched recursively, in sorted order. --resume continues an interrupted build; the
-result is identical to the byte.
+result is byte-identical to that of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def add(verbs: Verbs) -> None:
         "--tokenizer",
         metavar="FOLDER",
         required=True,
-        help="folder with a tokenizer.json, or the name of a model, whose tokenizer is used",
+        help="folder with a tokenizer.json, or a model whose tokenizer is used",
     )
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder to create")
     parser.add_argument("--column", metavar="NAME", help="text column of tables (default: text, or the only one)")
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def summarize(manifest: dict[str, Any], titles: int) -> list[str]:
-    """Lines that say how many documents were kept, and why others were dropped."""
+    """Summarize how many documents were kept, and why others were dropped."""
     counts = manifest["counts"]
     size = sum(sum(shard["bytes"]) for shard in manifest["shards"])
     lines = [

@@ -24,26 +24,26 @@ def add_curve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--curve",
         action="store_true",
-        help="also train on 10%% and 30%% of the rows, and estimate what more labels would bring",
+        help="also train on 10%% and 30%% of the rows, and estimate the gain from more labels",
     )
     parser.add_argument(
         "--curve-draws",
         metavar="N",
         type=count,
-        help="with --curve: draw each part N times, for a narrower estimate (default: 1)",
+        help="with --curve: random draws of each part, for a narrower estimate (default: 1)",
     )
 
 
 def check_curve(args: argparse.Namespace) -> None:
-    """Raise before training if the flags do not go together."""
+    """Reject incompatible flags before training."""
     if args.curve_draws is not None and not args.curve:
         raise UsageError("--curve-draws needs --curve")
     if args.curve and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError("--curve trains in one process; leave torchrun or --curve out")
+        raise UsageError("--curve trains in one process; run it without torchrun")
 
 
 def measure_curve(args: argparse.Namespace, recipe: Recipe, job: FineTuningJob, best: BestRun) -> LearningCurve | None:
-    """The learning curve, printed as one line; None without --curve. `recipe` is as given, without chosen defaults."""
+    """Measure the learning curve and print a summary; None without --curve. `recipe`: before defaults are chosen."""
     if not args.curve:
         return None
     from bertie.tasks import registry

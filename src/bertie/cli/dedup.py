@@ -1,12 +1,12 @@
 """Find groups of duplicate texts, and keep one of each.
 
-Duplicates are exact (the same words, whatever their case and punctuation), near (also nearly the same words: Jaccard
-similarity of their shingles, estimated by MinHash) or semantic (the same meaning: cosine similarity of embeddings).
-OUT gets the rows that are kept, in the format of the input, and OUT's name with .duplicates.jsonl the groups: which
-row is kept, which are left out, and why. Without -o the duplicates are printed.
+Duplicates are exact (the same words, ignoring case and punctuation), near (also nearly the same words: Jaccard
+similarity of word shingles, estimated by MinHash) or semantic (the same meaning: cosine similarity of embeddings).
+OUT contains the rows that are kept, in the format of the input; the .duplicates.jsonl file beside it lists the groups:
+which row is kept, which are left out, and why. Without -o the duplicates are printed.
 
-The input is read twice. In memory are 160 bytes per unique text (exact) or 1.3 KiB (near); semantic duplicates take
-the embeddings of the unique texts, and time that grows with the square of their number.
+The input is read twice. Memory use is 160 bytes (exact) or 1.3 KiB (near) per unique text; semantic deduplication
+needs the embeddings of all unique texts in memory, and time quadratic in their number.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ EXAMPLE = """  bertie dedup reviews.csv --column review -o unique.csv          #
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     parser = verb(verbs, "dedup", "find duplicate texts, and keep one of each group", __doc__, EXAMPLE)
-    add_group_flags(parser, "file of the rows that are kept, in the format of the input")
+    add_group_flags(parser, "output file with the rows that are kept, in the format of the input")
     parser.add_argument(
-        "--method", choices=("exact", "near", "semantic"), default="near", help="what duplicates are (default: near)"
+        "--method", choices=("exact", "near", "semantic"), default="near", help="kind of duplicates (default: near)"
     )
     parser.add_argument(
-        "--threshold", type=float, metavar="X", help="lowest similarity (default: 0.8 for near, 0.95 for semantic)"
+        "--threshold", type=float, metavar="X", help="minimum similarity (default: 0.8 for near, 0.95 for semantic)"
     )
     parser.add_argument(
-        "--keep", choices=("first", "longest"), default="first", help="text of a group that is kept (default: first)"
+        "--keep", choices=("first", "longest"), default="first", help="which text of a group to keep (default: first)"
     )
     parser.add_argument(
-        "--shingle-words", type=int, default=3, metavar="N", help="near: words of a shingle, 1 to 5 (default: 3)"
+        "--shingle-words", type=int, default=3, metavar="N", help="near: words per shingle, 1 to 5 (default: 3)"
     )
     parser.add_argument(
         "--memory", type=float, default=4.0, metavar="GIB", help="exact and near: memory limit (default: 4)"
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     if args.memory <= 0:
         raise UsageError(f"--memory {args.memory} must be above 0")
     if args.resume and (args.method != "semantic" or args.output is None):
-        raise UsageError("--resume is for --method semantic with -o: it continues with the embeddings")
+        raise UsageError("--resume needs --method semantic and -o: it reuses the embeddings of an interrupted run")
     paths = [] if args.output is None else check_outputs(args, args.output, sibling(args.output, ".duplicates.jsonl"))
     source = TextInput(args)
     if paths:
@@ -95,12 +95,12 @@ def _find(args: argparse.Namespace, source: TextInput) -> Deduplication:
     task.check_options(args.method, args.threshold, args.shingle_words)
     if args.method == "semantic":
         vectors = source.embeddings()
-        found = task.semantic_duplicates(source.texts("compare"), vectors, args.threshold)
-        return task.group_duplicates(found, source.texts(), args.keep)
+        duplicates = task.semantic_duplicates(source.texts("compare"), vectors, args.threshold)
+        return task.group_duplicates(duplicates, source.texts(), args.keep)
     memory = int(args.memory * (1 << 30))
     options: dict[str, Any] = {"shingle_words": args.shingle_words, "memory": memory}
-    found = task.word_duplicates(source.texts("dedup"), args.method, args.threshold, **options)
-    return task.group_duplicates(found, source.texts(), args.keep)
+    duplicates = task.word_duplicates(source.texts("dedup"), args.method, args.threshold, **options)
+    return task.group_duplicates(duplicates, source.texts(), args.keep)
 
 
 def _record(group: DuplicateGroup) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _record(group: DuplicateGroup) -> dict[str, Any]:
 
 
 def _write(paths: list[Path], source: TextInput, result: Deduplication) -> None:
-    """Write the rows, and the groups with the beginnings of their texts."""
+    """Write the rows, and the groups with their texts, shortened."""
     removed = result.removed
     kept, groups = paths
     copy_rows(source.open(), kept, source.format, lambda number: number - 1 not in removed)
@@ -128,7 +128,7 @@ def _write(paths: list[Path], source: TextInput, result: Deduplication) -> None:
 
 
 def _texts_of_groups(source: TextInput, result: Deduplication) -> dict[int, str]:
-    """The beginnings of the texts of all groups: duplicates and what they are duplicates of."""
+    """The texts of all groups, shortened, by row: duplicates and the texts that are kept."""
     wanted = result.removed | {group.kept for group in result.groups}
     return {number: shorten(text) for number, text in enumerate(source.texts()) if number in wanted}
 

@@ -1,6 +1,6 @@
-"""Replaced-token detection: which words look wrong to the discriminator of ELECTRA or DeBERTa-v3.
+"""Replaced-token detection: find words that look replaced, with an ELECTRA or DeBERTa-v3 discriminator.
 
-The table has the words with a probability of at least --threshold; files and --json have all words and tokens.
+The table lists words with a probability of at least --threshold; files and --json contain all words and tokens.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ EXAMPLE = """  bertie detect-replaced "The chef ate the meal for his guests." -m
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "detect-replaced", "replaced-token detection: words that look wrong", __doc__, EXAMPLE)
+    parser = verb(
+        verbs, "detect-replaced", "replaced-token detection: find words that look replaced (ELECTRA)", __doc__, EXAMPLE
+    )
     add_input(parser)
     add_column(parser)
     add_model(parser)
     add_head(parser)
     parser.add_argument(
-        "--threshold", type=float, default=0.5, metavar="P", help="lowest probability of words in the table (0.5)"
+        "--threshold",
+        type=float,
+        default=0.5,
+        metavar="P",
+        help="minimum probability of words in the table (default: 0.5)",
     )
     add_output(parser)
     parser.set_defaults(run=run)

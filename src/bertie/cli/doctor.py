@@ -1,6 +1,6 @@
-"""Check the installation: versions, CPU and GPU, compiled parts, memory, disk, the built-in model and settings.
+"""Check the installation: versions, CPU and GPU, compiled extensions, memory, disk, the built-in model and settings.
 
-Each problem is printed with its fix. The exit status is 1 if something is broken, and 0 if there are only warnings.
+Each problem is printed with a fix. The exit status is 1 if something is broken, and 0 if there are only warnings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SYMBOLS = {"ok": ("✓", "green"), "note": ("·", "dim"), "warning": ("!", "yell
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "doctor", "check the installation and the machine, with fixes", __doc__, EXAMPLE)
+    parser = verb(verbs, "doctor", "check the installation and the machine, and suggest fixes", __doc__, EXAMPLE)
     parser.add_argument("--network", action="store_true", help="also check that the Hugging Face hub can be reached")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
 def worst(checks: Sequence[Check]) -> str:
     """The status of all checks together: ok, warning or error."""
-    found = {check.status for check in checks}
-    return next((status for status in ("error", "warning") if status in found), "ok")
+    statuses = {check.status for check in checks}
+    return next((status for status in ("error", "warning") if status in statuses), "ok")
 
 
 def _print(check: Check, *, new_section: bool) -> None:

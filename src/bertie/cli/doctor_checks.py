@@ -1,4 +1,4 @@
-"""The checks of `bertie doctor`. Each returns what it found; none raises."""
+"""The checks of `bertie doctor`. Each yields its results; `all_checks` catches what they raise."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HUB = "https://huggingface.co"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a check has found."""
+    """The result of a check."""
 
     section: str
     name: str
@@ -77,14 +77,14 @@ def versions() -> Iterator[Check]:
         f"{platform.python_version()} on {system}, {sys.executable}",
         "install Python 3.11 or later" if is_old else "",
     )
-    for name, least in REQUIRED.items():
-        wanted = ".".join(map(str, least))
+    for name, minimum in REQUIRED.items():
+        wanted = ".".join(map(str, minimum))
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             yield Check("versions", name, "error", "not installed", f"pip install '{name}>={wanted}'")
             continue
-        is_old = _numbers(version) < least
+        is_old = _numbers(version) < minimum
         fix = f"pip install --upgrade '{name}>={wanted}'" if is_old else ""
         yield Check("versions", name, "error" if is_old else "ok", version, fix)
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
@@ -138,8 +138,8 @@ def thread_counts() -> Iterator[Check]:
             status = "note"
     yield Check("machine", "threads", status, text, fix)  # type: ignore[arg-type]
     if hasattr(os, "getloadavg") and (load := os.getloadavg()[0]) > 1.5 * allowed:
-        text = f"{load:.1f} on {allowed} CPUs: other programs are running, and speeds are lower"
-        yield Check("machine", "load", "warning", text, "see top")
+        text = f"{load:.1f} on {allowed} CPUs: other programs are running, so speeds are lower"
+        yield Check("machine", "load", "warning", text, "run top to see which processes are busy")
 
 
 def memory() -> Iterator[Check]:
@@ -156,12 +156,12 @@ def memory() -> Iterator[Check]:
         free = min(free, int(limit) - int(used or 0))
         text += f"; limited to {_gib(int(limit))} by the container"
     low = free < MIN_MEMORY
-    fix = "end other programs, or use a smaller model or --precision int8" if low else ""
+    fix = "close other programs, or use a smaller model or --precision int8" if low else ""
     yield Check("machine", "memory", "warning" if low else "ok", text, fix)
 
 
 def compiled_parts() -> Iterator[Check]:
-    """The compiled encoder, training kernels and tokenizer, and why they are not used."""
+    """The compiled encoder, training kernels and tokenizer, or why they are not used."""
     from bertie.ops.native import encoder, training
     from bertie.text import wordpiece
 
@@ -173,24 +173,26 @@ def compiled_parts() -> Iterator[Check]:
         path = compiled.library_path(str(module.__file__), file)
         level = encoder.instruction_level()
         if is_disabled(backend):
-            yield Check("compiled parts", name, "note", f"turned off by {DISABLE}={os.environ.get(DISABLE, '')}")
+            yield Check("compiled extensions", name, "note", f"disabled by {DISABLE}={os.environ.get(DISABLE, '')}")
         elif not path.exists():
             error = compiled.build_error(str(module.__file__), file).splitlines()
             reason = error[-1] if error else "there was no C++ compiler when Bertie was installed"
-            yield Check("compiled parts", name, "warning", f"not built, slower code runs instead: {reason}", COMPILER)
+            yield Check(
+                "compiled extensions", name, "warning", f"not built, slower code runs instead: {reason}", COMPILER
+            )
         elif module.library() is None:
             text = f"{path.name} was built for another platform or by another version of Bertie"
-            yield Check("compiled parts", name, "warning", text, COMPILER)
+            yield Check("compiled extensions", name, "warning", text, COMPILER)
         elif name == "tokenizer":
-            yield Check("compiled parts", name, "ok", "in use for WordPiece")
+            yield Check("compiled extensions", name, "ok", "in use for WordPiece")
         elif not level:
-            yield Check("compiled parts", name, "note", "this CPU has neither AVX2 nor NEON; PyTorch runs instead")
+            yield Check("compiled extensions", name, "note", "this CPU has neither AVX2 nor NEON; PyTorch runs instead")
         else:
-            yield Check("compiled parts", name, "ok", f"in use, with {encoder.LEVELS[level - 1]}")
+            yield Check("compiled extensions", name, "ok", f"in use, with {encoder.LEVELS[level - 1]}")
 
 
 def gpu() -> Iterator[Check]:
-    """GPUs that PyTorch can use, and why it cannot."""
+    """GPUs that PyTorch can use, or why it cannot use any."""
     import torch
 
     has_driver = shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
@@ -215,7 +217,7 @@ def gpu() -> Iterator[Check]:
 
 
 def disk() -> Iterator[Check]:
-    """Room for models, temporary files and results."""
+    """Free disk space for models, temporary files and results."""
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     places = {"current folder": Path.cwd(), "model cache": cache, "temporary files": Path(tempfile.gettempdir())}
     for name, folder in places.items():
@@ -238,7 +240,7 @@ def built_in() -> Iterator[Check]:
 
     fix = "pip install --force-reinstall --no-deps bertie"
     if hub.DEFAULT not in hub.built_in():
-        yield Check("built-in model", hub.DEFAULT, "warning", "not in this installation: pass -m everywhere", fix)
+        yield Check("built-in model", hub.DEFAULT, "warning", "not in this installation; pass -m to every command", fix)
         return
     try:
         storage.verify(hub.BUILT_IN / hub.DEFAULT)
@@ -253,7 +255,7 @@ def built_in() -> Iterator[Check]:
     if not float(cat @ feline) > float(cat @ stocks) + 0.2:  # also if one is nan
         yield Check("built-in model", hub.DEFAULT, "error", "similarities are wrong", f"export {DISABLE}=native")
         return
-    text = f"files intact, results right; loaded in {loaded - start:.1f} s, 3 texts in {seconds * 1000:.0f} ms"
+    text = f"files intact, results correct; loaded in {loaded - start:.1f} s, 3 texts in {seconds * 1000:.0f} ms"
     yield Check("built-in model", hub.DEFAULT, "ok", text)
 
 

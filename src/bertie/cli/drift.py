@@ -1,9 +1,9 @@
-"""Test whether new texts differ from old ones, and show the texts by which they do.
+"""Test whether new texts differ from old ones, and show the most distinctive texts of each file.
 
-A permutation test on embeddings: the p-value is the share of random divisions of all texts that differ as much as OLD
-and NEW (squared maximum mean discrepancy with a Gaussian kernel). A random sample of each file is embedded and
-compared; files of any size are read once. Texts of one conversation or author are not independent, and make the
-p-value too small.
+A permutation test on embeddings: the p-value is the fraction of random splits of all texts that differ at least as much
+as OLD and NEW (squared maximum mean discrepancy, MMD, with a Gaussian kernel). A random sample of each file is embedded
+and compared; files of any size are read in one pass. Texts of one conversation or author are not independent, and make
+the p-value too small.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--format", choices=INPUT_FORMATS, help="format of files without a known suffix")
     add_column(parser)
     add_model(parser)
-    parser.add_argument("--sample", type=int, default=1000, metavar="N", help="texts of each file (default: 1000)")
-    parser.add_argument("--permutations", type=int, default=1000, metavar="N", help="of the test (default: 1000)")
-    add_top_k(parser, 5, "texts of each file that are shown")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sample and of the test (default: 0)")
+    parser.add_argument("--sample", type=int, default=1000, metavar="N", help="sample size per file (default: 1000)")
+    parser.add_argument(
+        "--permutations", type=int, default=1000, metavar="N", help="number of permutations (default: 1000)"
+    )
+    add_top_k(parser, 5, "texts of each file to show")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the sample and the test (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
     if rows:
         sys.stdout.write(TableWriter(("file", "row", "score", "text")).text(rows))
     verdict = "the texts differ" if result.p_value < 0.05 else "no difference was found"
-    print(f"p = {result.p_value:.4f}: {verdict} (MMD² {result.mmd:.4f}, of equal ones {result.expected:.4f})")
+    print(f"p = {result.p_value:.4f}: {verdict} (MMD² {result.mmd:.4f}, expected without drift {result.expected:.4f})")
 
 
 def _record(result: DriftResult) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""ELMo's folders in the verbs that read them: `embed --tokens`, `tag` and `inspect`."""
+"""ELMo models in the verbs that support them: `embed --tokens`, `tag` and `inspect`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bertie.tasks.elmo_tag import ElmoTagger
 
 MEAN = "mean"
-# Flags of `embed` and `tag` that mean nothing here, with their defaults.
+# Flags of `embed` and `tag` that do not apply to ELMo, with their defaults.
 OTHER_FLAGS = {
     "pooling": None,
     "normalize": None,
@@ -29,7 +29,7 @@ OTHER_FLAGS = {
 
 
 def uses_elmo(args: argparse.Namespace) -> bool:
-    """Whether the model of the arguments is a folder of ELMo."""
+    """Whether the model given by the arguments is an ELMo folder."""
     from bertie.checkpoints.elmo_folder import is_elmo_folder
 
     name = args.model if args.model is not None else read_settings().model
@@ -37,11 +37,11 @@ def uses_elmo(args: argparse.Namespace) -> bool:
 
 
 def check_flags(args: argparse.Namespace) -> None:
-    """Refuse flags that ELMo has no use for."""
+    """Reject flags that do not apply to ELMo."""
     for name, default in OTHER_FLAGS.items():
         if getattr(args, name, default) != default:
             flag = name.replace("_", "-")
-            raise UsageError(f"--{flag} is not for ELMo: {model_name(args)} gives the vectors of words in fp32")
+            raise UsageError(f"--{flag} is not for ELMo: {model_name(args)} computes word embeddings in fp32")
 
 
 def add_layer(parser: argparse.ArgumentParser) -> None:
@@ -49,13 +49,12 @@ def add_layer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layer",
         metavar="N",
-        help="with --tokens and an ELMo model: one of its layers, from 0, that of the characters (default: the mean of "
-        "all layers)",
+        help="with --tokens and an ELMo model: layer, where 0 is the character CNN (default: the mean of all layers)",
     )
 
 
 def embed_words(args: argparse.Namespace, stream: Stream) -> None:
-    """Write the words of each text with their vectors."""
+    """Write the words of each text with their embeddings."""
     import numpy as np
 
     from bertie.tasks.elmo import Elmo
@@ -111,7 +110,7 @@ def load_tagger(args: argparse.Namespace) -> ElmoTagger:
 
 
 def description(args: argparse.Namespace) -> dict[str, Any]:
-    """The description of a folder, ready for JSON."""
+    """The description of a model, as a dictionary for JSON."""
     from bertie.checkpoints.elmo import describe
     from bertie.tasks.elmo_tag import is_tagger_folder, read_tagger_settings
 
@@ -121,7 +120,7 @@ def description(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def lines(facts: dict[str, Any]) -> Iterator[str]:
-    """The description for people."""
+    """The description as lines of text."""
     shape, parameters = facts["shape"], facts["parameters"]
     filters = ", ".join(f"{count} of size {size}" for size, count in shape["filters"])
     clipped = f"cells clipped at {shape['cell_clip']:g}, projections at {shape['projection_clip']:g}"

@@ -1,7 +1,7 @@
 """Encode texts into embeddings.
 
-With a SPLADE model they are weighted terms, and OUT may be a matrix in compressed sparse rows (.npz, as scipy writes
-it); with a ColBERT model, one embedding per token.
+SPLADE models compute sparse embeddings (term weights), which can also be saved as a SciPy CSR matrix (-o OUT.npz).
+ColBERT models compute one embedding per token.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ EXAMPLE = """  bertie embed "A cat sat on the mat."
   bertie embed "how is text split?" --prompt "query: " -m intfloat/e5-small-v2
   bertie embed "A cat sat on the mat." --tokens
   bertie embed "A cat sat on the mat." --tokens --layer 2 -m ./elmo
-  bertie embed texts.csv -o terms.npz -m ./my-splade                      # sparse
-  bertie embed "what do cats eat?" --queries -m ./my-colbert              # of each token
+  bertie embed texts.csv -o terms.npz -m ./my-splade                      # sparse embeddings
+  bertie embed "what do cats eat?" --queries -m ./my-colbert              # one embedding per token
   zcat big.txt.gz | bertie embed - -o big.parquet --resume -m ./my-model
   bertie embed corpus/*.jsonl.gz -o vectors --ray local
 """
@@ -63,11 +63,11 @@ def add(verbs: Verbs) -> None:
     )
     add_prompt(parser, "each text", "the default prompt of the checkpoint, if it has one")
     parser.add_argument(
-        "--tokens", action="store_true", help="the last hidden state of every token instead of one embedding per text"
+        "--tokens", action="store_true", help="write the last hidden state of every token, not one embedding per text"
     )
     add_layer(parser)
-    parser.add_argument("--queries", action="store_true", help="with a ColBERT model: the texts are queries")
-    add_top_k(parser, None, "with a SPLADE model: the N heaviest terms of each text")
+    parser.add_argument("--queries", action="store_true", help="with a ColBERT model: encode the texts as queries")
+    add_top_k(parser, None, "with a SPLADE model: keep the N terms with the highest weights")
     add_output(parser, embeddings=True)
     add_ray(parser, "embed any number of files into OUT, a folder of Parquet files")
     parser.set_defaults(run=run)
@@ -84,10 +84,10 @@ def run(args: argparse.Namespace) -> None:
     elmo = uses_elmo(args)
     if elmo and not args.tokens:
         raise UsageError(
-            f"{model_name(args)} is an ELMo model, which has vectors of words, not of texts: pass --tokens"
+            f"{model_name(args)} is an ELMo model, which computes word embeddings, not text embeddings: pass --tokens"
         )
     if args.layer is not None and not elmo:
-        raise UsageError("--layer is for ELMo models; the layers of other ones: hidden_states() in Python")
+        raise UsageError("--layer is for ELMo models; for the layers of other models, use hidden_states() in Python")
     if elmo:
         embed_words(args, Stream(args, table, [column]))
         return
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> None:
         lambda record, text: [
             (
                 record["row"],
-                _beginning(record["vector"]),
+                _first_values(record["vector"]),
                 len(record["vector"]),
                 *read_cells(record),
                 text,
@@ -139,7 +139,7 @@ def _embed_tokens(args: argparse.Namespace, stream: Stream) -> None:
     """Write the tokens of each text with their hidden states."""
     for flag in ("pooling", "normalize", "dimension"):
         if getattr(args, flag) is not None:
-            raise UsageError(f"--{flag} is for embeddings of texts, and --tokens are embeddings before pooling")
+            raise UsageError(f"--{flag} is for text embeddings, and --tokens writes token embeddings before pooling")
 
     import numpy as np
 
@@ -161,13 +161,13 @@ def _embed_tokens(args: argparse.Namespace, stream: Stream) -> None:
         {"tokens": [str], "offsets": [[int]], "vectors": [[np.float32]], **READ_SCHEMA},
         ("row", "token", "characters", "vector", "dimension"),
         lambda record, text: [
-            (record["row"], token, f"{start}-{end}", _beginning(vector), len(vector))
+            (record["row"], token, f"{start}-{end}", _first_values(vector), len(vector))
             for token, (start, end), vector in zip(record["tokens"], record["offsets"], record["vectors"], strict=True)
         ],
     )
 
 
-def _beginning(vector: Any) -> str:
+def _first_values(vector: Any) -> str:
     return " ".join(f"{x:+.4f}" for x in vector[:5]) + " …"
 
 
@@ -176,7 +176,7 @@ def run_ray(args: argparse.Namespace) -> None:
     if args.output is None or args.output == STDIN:
         raise UsageError("--ray writes a folder of Parquet files: pass its name with -o")
     if args.skip_empty or args.on_error != "stop" or args.tokens:
-        raise UsageError("--skip-empty, --on-error and --tokens are not for --ray")
+        raise UsageError("--skip-empty, --on-error and --tokens are not supported with --ray")
     missing = next((item for item in args.items if not os.path.isfile(item)), None)
     if missing is not None:
         raise UsageError(f"{missing[:60]!r} is not a file; --ray reads only files")

@@ -56,8 +56,8 @@ def embed_sparse(args: argparse.Namespace, table: InputTable, column: str) -> No
 
 
 def _save_matrix(args: argparse.Namespace, table: InputTable, column: str) -> None:
-    """Write all texts as one matrix in compressed sparse rows, as scipy does."""
-    _check_flags(args, "a matrix, which is written at once", "resume", "json")
+    """Write all texts as one matrix in SciPy's CSR format (.npz)."""
+    _check_flags(args, "an .npz matrix, which is written in a single step", "resume", "json")
     if Path(args.output).exists() and not args.overwrite:
         raise UsageError(f"{args.output} exists; --overwrite replaces it")
     output, args.output, args.overwrite = args.output, None, False

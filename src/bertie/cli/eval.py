@@ -1,8 +1,8 @@
 """Evaluate a trained model on labelled texts: every metric with its 95% confidence interval.
 
-The task is that of the model's head. Labels are the model's own; where those are names, whole numbers in
-the file index them from 0, as in the datasets of the Hugging Face hub. An embedding model without such a head
-is evaluated on pairs of texts: by the correlation of its similarities with the column score.
+The model's head determines the task. Labels must be those of the model; if they are names, integers in the file are
+their indices, counted from 0, as in Hugging Face datasets. An embedding model without such a head is evaluated on pairs
+of texts: by the correlation of its similarities with the column score.
 
 With --beir, evaluate retrieval on a folder in BEIR's format: corpus.jsonl, queries.jsonl and qrels/test.tsv.
 """
@@ -55,23 +55,27 @@ def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     parser = verb(verbs, "eval", "evaluate a model on labelled texts, with confidence intervals", __doc__, EXAMPLE)
     parser.add_argument(
-        "file", metavar="FILE", nargs="?", help="labelled texts: .csv, .tsv, .jsonl, .parquet, .gz, .zst"
+        "file", metavar="FILE", nargs="?", help="labelled texts (.csv, .tsv, .jsonl, .parquet; .gz, .xz, .zst)"
     )
     add_columns(parser)
     add_model(parser)
-    parser.add_argument("--task", choices=registry.trainable(), help="the task, where the model's head does not tell")
-    parser.add_argument("--head", metavar="NAME", help="one of several heads of the model")
-    parser.add_argument("--baseline", metavar="MODEL", help="another model, to compare with on the same texts")
     parser.add_argument(
-        "--train", metavar="FILE", help="the model's training data, for cheap baselines and to find leaks"
+        "--task", choices=registry.trainable(), help="the task, if the model's head does not determine it"
+    )
+    parser.add_argument("--head", metavar="NAME", help="head to evaluate, if the model has several")
+    parser.add_argument("--baseline", metavar="MODEL", help="another model to compare with on the same texts")
+    parser.add_argument(
+        "--train", metavar="FILE", help="the model's training data, for cheap baselines and leak detection"
     )
     add_resamples(parser)
     add_no_baselines(parser)
-    parser.add_argument("-o", "--output", metavar="DIR", help="folder for a report: report.md, .html and .json")
+    parser.add_argument("-o", "--output", metavar="DIR", help="folder to write a report to: report.md, .html and .json")
     parser.add_argument("--overwrite", action="store_true", help="replace the report in that folder")
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON object")
     group = parser.add_argument_group("retrieval")
-    group.add_argument("--beir", metavar="FOLDER", help="corpus, queries and relevance judgments, instead of FILE")
+    group.add_argument(
+        "--beir", metavar="FOLDER", help="folder with corpus, queries and relevance judgments, instead of FILE"
+    )
     group.add_argument("--split", metavar="NAME", help="split of the relevance judgments (default: test)")
     group.add_argument("--mode", choices=MODES, help="embeddings (the default), BM25, or both")
     add_rerank(group, "the first 100 documents of a query")
@@ -84,7 +88,7 @@ def add(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     """Evaluate, and print the scores."""
     if (args.file is None) == (args.beir is None):
-        raise UsageError("name a FILE of labelled texts, or a folder with --beir: one of them")
+        raise UsageError("pass either a FILE of labelled texts or a folder with --beir")
     if args.beir is not None:
         _refuse(args, "--beir evaluates retrieval", "columns", "task", "head", "train", "output")
         evaluate_retrieval(args)
@@ -114,7 +118,7 @@ def _evaluate_labelled(args: argparse.Namespace, model: str) -> None:
     columns = parse_pairs(args.columns, "--columns", "NAME=COLUMN")
     if args.output is not None:
         _check_report_folder(Path(args.output), args.overwrite)
-    # Without weights: data that does not match is an error before anything is loaded.
+    # Inspect the models first: data that does not match is an error before weights are loaded.
     outline, task = outline_of(model, args.task, args.head, args.revision)
     data = read_labelled(task, [args.file], columns)
     train = None if args.train is None else with_labels_of(outline, read_labelled(task, [args.train], columns))
@@ -147,7 +151,7 @@ def _evaluate_labelled(args: argparse.Namespace, model: str) -> None:
 
 
 def _frozen_encoder(args: argparse.Namespace) -> BaselineSettings:
-    """Frozen embeddings of the built-in model: what the evaluated one was before its training is not known."""
+    """Frozen embeddings of the built-in model: the base of the evaluated model is not known."""
     from bertie.checkpoints import hub
     from bertie.training.finetune.cheap_baselines import BaselineSettings
 
@@ -169,7 +173,7 @@ def _predict(args: argparse.Namespace, task: str, model: str, data: LabelledData
 def outline_of(
     model: str, task: str | None, head: str | None = None, revision: str | None = None
 ) -> tuple[AnyTrainable, str]:
-    """A model without its weights, as its task, and the task's name."""
+    """Inspect a model without loading its weights; return its task object and the task's name."""
     from bertie.checkpoints.checkpoint import Checkpoint
 
     kind: Any = head if head in get_args(HeadName) else None
@@ -182,7 +186,7 @@ def outline_of(
 
 
 def task_of(checkpoint: Checkpoint, head: str | None = None) -> str:
-    """The task that a checkpoint was trained for, by its only head or the one that is named."""
+    """The task of a checkpoint: that of `head`, or of its only head."""
     if head is not None:
         checkpoint.model.head(head)  # raises if it is missing
     tasks = {
@@ -191,7 +195,7 @@ def task_of(checkpoint: Checkpoint, head: str | None = None) -> str:
         if head in (None, name) and (task := _task_of_head(checkpoint, name, info)) is not None
     }
     if len(tasks) > 1:
-        raise InputError(f"{checkpoint.source} has several heads; choose with --head: {', '.join(tasks)}")
+        raise InputError(f"{checkpoint.source} has several heads; select one with --head: {', '.join(tasks)}")
     if not tasks:
         heads, known = ", ".join(checkpoint.heads) or "none", ", ".join(registry.trainable(with_head=True))
         raise NotFoundError(
@@ -206,7 +210,7 @@ def _task_of_head(checkpoint: Checkpoint, name: str, info: HeadInfo) -> str | No
         if checkpoint.cross_encoder is not None and name in checkpoint.spec.heads:
             return "rerank"
         raise InputError(
-            f"the head {name!r} of {checkpoint.source} has one output; name its task with --task rerank or regress"
+            f"the head {name!r} of {checkpoint.source} has one output; pass its task with --task rerank or regress"
         )
     row = registry.row_for_head(info)
     return None if row is None else row.name
@@ -260,4 +264,4 @@ def _check_report_folder(folder: Path, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise ExistsError(f"{folder} is a file; a report is written into a folder")
     if (folder / "report.json").exists() and not overwrite:
-        raise ExistsError(f"{folder} holds a report already; pass --overwrite, or another name")
+        raise ExistsError(f"{folder} already contains a report; pass --overwrite, or another name")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bertie.cli.common import UsageError, built_in_model, check_rerank_weight, model_name, select_device
+from bertie.cli.common import UsageError, built_in_model, check_rerank_weight, model_name, reranker_class, select_device
 from bertie.cli.report_output import print_scores, short_name
 from bertie.data.progress import Progress
 
@@ -68,7 +68,7 @@ def _check_flags(args: argparse.Namespace, mode: str, split: str) -> Mapping[str
     if args.weights is not None and args.tune is not None:
         raise UsageError("--tune finds the weights: leave out --weights")
     if args.tune is not None and args.tune == split:
-        raise UsageError(f"--tune {args.tune} must be another split than the one that is evaluated")
+        raise UsageError(f"--tune {args.tune} must differ from the split that is evaluated")
     weights: Mapping[str, float] | None = args.weights
     if weights is not None:
         stages = ["dense", "lexical"] if mode == "hybrid" else [mode]
@@ -90,10 +90,10 @@ def _read(folder: str, split: str) -> RetrievalDataset:
 def _runs(
     args: argparse.Namespace, collection: RetrievalDataset, model: str | None, revision: str | None, lexical: Run | None
 ) -> dict[str, Run]:
-    """The rankings by embeddings, by BM25, and by a reranker over the best of both, as far as they are asked for."""
+    """The requested rankings: by embeddings, by BM25, and by a reranker of the best documents of both."""
     from bertie.search import beir
     from bertie.search.searcher import rerank_weight
-    from bertie.tasks import Embedder, Reranker
+    from bertie.tasks import Embedder
 
     options = {"overflow": args.overflow, "device": select_device(args.device), "precision": args.precision}
     runs = {}
@@ -105,7 +105,8 @@ def _runs(
         runs["lexical"] = lexical
     if args.rerank:
         first = _fuse(runs, None)
-        reranker = Reranker.load(args.reranker or built_in_model(), **options)
+        name = args.reranker or built_in_model()
+        reranker = reranker_class(name).load(name, **options)
         args.rerank_weight = rerank_weight(reranker, args.rerank_weight)
         pairs = sum(min(len(ranking), beir.RERANK_DEPTH) for ranking in first.values())
         with _progress("rerank", pairs) as advance:
@@ -114,7 +115,7 @@ def _runs(
 
 
 def _fuse(runs: Mapping[str, Run], weights: Mapping[str, float] | None, rerank_weight: float | None = None) -> Run:
-    """Fuse the rankings as a search does: by weights, or ranks are fused and combined with the reranker's scores."""
+    """Fuse rankings as a search does: by weights, or by rank and then interpolated with the reranker's scores."""
     from bertie.search import beir
 
     if weights is not None:

@@ -1,11 +1,11 @@
-"""Export a model to ONNX or OpenVINO, and check the result against the source at once.
+"""Export a model to ONNX or OpenVINO, and verify the outputs against the source model.
 
-One graph has the encoder and its pooling or head; tokenizer and configs lie beside it, as
+The graph contains the encoder with its pooling or head; tokenizer and configs are saved beside it, as
 sentence-transformers, transformers.js, fastembed and ONNX Runtime expect them. Each file is run on texts
-(built-in ones by default) and compared with the source; a file that differs too much is refused, and
-nothing is left behind. The report is printed, and saved as export.json and README.md.
+(built-in ones by default) and compared with the source model; if one differs too much, the export fails and
+writes nothing. The report is printed, and saved as export.json and README.md.
 
-int8: weights in int8; onnx also multiplies in int8. fp16: weights in half precision, for smaller files.
+int8: int8 weights; ONNX also multiplies in int8. fp16: half-precision weights, for smaller files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXAMPLE = """  bertie export ./my-model -o exported --to onnx
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "export", "export a model to ONNX or OpenVINO, checked against the source", __doc__, EXAMPLE)
+    parser = verb(verbs, "export", "export a model to ONNX or OpenVINO, and verify the outputs", __doc__, EXAMPLE)
     add_model_argument(parser)
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder to create")
     parser.add_argument(
@@ -45,7 +45,7 @@ def add(verbs: Verbs) -> None:
         default=["fp32"],
         help="precisions of the weights, one file each (default: fp32)",
     )
-    parser.add_argument("--task", choices=tuple(registry.TASKS), help="the task (default: the model's own)")
+    parser.add_argument("--task", choices=tuple(registry.TASKS), help="the task (default: that of the model's head)")
     add_head(parser)
     parser.add_argument("--texts", metavar="FILE", help="compare on these texts: .txt, .csv, .tsv, .jsonl, .parquet")
     add_column(parser)
@@ -53,7 +53,7 @@ def add(verbs: Verbs) -> None:
         "--max-error",
         type=float,
         metavar="E",
-        help="largest relative error of an output (default: 1e-4 for fp32, 0.01 for fp16, 0.25 for int8)",
+        help="maximum relative error of an output (default: 1e-4 for fp32, 0.01 for fp16, 0.25 for int8)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
@@ -63,9 +63,9 @@ def add(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the verb."""
     if args.model is None:
-        raise UsageError("name the model to export: a folder, a built-in name or a hub id")
+        raise UsageError("pass the model to export: a folder, a built-in name or a hub id")
     if args.column and not args.texts:
-        raise UsageError("--column names a column of --texts, which is missing")
+        raise UsageError("--column needs --texts")
     if args.max_error is not None and not args.max_error > 0:
         raise UsageError(f"--max-error {args.max_error} must be greater than 0")
     check_output_folder(args.output, overwrite=args.overwrite)

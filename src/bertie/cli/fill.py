@@ -1,7 +1,7 @@
 """Fill-mask: predict the masked tokens of each text.
 
-With --every-token, predict each token of a text from all others; with --score, only add up how probable they are, the
-pseudo-log-likelihood of the text.
+With --every-token, predict each token of a text from all others; with --score, compute only the pseudo-log-likelihood
+of the text.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--candidates",
         metavar="A,B,…",
-        help="rank only these words or phrases; of several tokens, by their pseudo-log-likelihood",
+        help="rank only these words or phrases; those of several tokens by pseudo-log-likelihood",
     )
     parser.add_argument(
         "--every-token", action="store_true", help="predict every token in turn, from all others; no masks needed"
@@ -64,7 +64,7 @@ def add(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the verb."""
     if args.score and args.every_token:
-        raise UsageError("--every-token and --score exclude each other; --every-token has the score, too")
+        raise UsageError("--every-token and --score are mutually exclusive; --every-token includes the score")
     if (args.score or args.every_token) and args.candidates is not None:
         raise UsageError("--candidates restricts the predictions for masks: leave out --score and --every-token")
     table = open_input(args)

@@ -15,7 +15,7 @@ def add_follow_symlinks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--follow-symlinks",
         action="store_true",
-        help="read symbolic links inside folders, which may lead out of them (default: list them as skipped)",
+        help="follow symbolic links inside folders, even to files outside them (default: skip and list them)",
     )
 
 
@@ -29,6 +29,6 @@ def report_skipped() -> OnSkip:
         if count <= MAX_LISTED:
             print(f"bertie: skipped {path}: {reason}", file=sys.stderr)
         elif count == MAX_LISTED + 1:
-            print("bertie: skipped more files for the same reason", file=sys.stderr)
+            print("bertie: skipped more files", file=sys.stderr)
 
     return report

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """  bertie index docs/ -o my-index
   bertie index docs/ -o my-index --refresh                               # update it after changes
-  bertie index --verify -o my-index                                      # check every byte of it
+  bertie index --verify -o my-index                                      # check all files
   bertie index papers/ -o postgresql://me@localhost/papers -m ./my-model
   bertie index docs/ -o my-index --prompt "passage: " --query-prompt "query: " -m intfloat/e5-small-v2
   bertie index docs/ -o my-index --sparse ./my-splade --late-interaction ./my-colbert
@@ -43,15 +43,19 @@ def add(verbs: Verbs) -> None:
     parser = verb(verbs, "index", "create or update a search index", __doc__, EXAMPLE)
     parser.add_argument("paths", nargs="*", metavar="FILE|DIR", help="files to index; folders are read recursively")
     parser.add_argument(
-        "-o", "--output", required=True, metavar="INDEX", help="a folder, postgresql://… or lance://FOLDER"
+        "-o",
+        "--output",
+        required=True,
+        metavar="INDEX",
+        help="index to create or update: a folder, postgresql://… or lance://FOLDER",
     )
     add_model(parser, from_settings=False)
     parser.add_argument("--refresh", action="store_true", help="update the index if it exists")
     parser.add_argument("--rebuild", action="store_true", help="rebuild corrupt files of an index from its passages")
-    parser.add_argument("--verify", action="store_true", help="read an index and name corrupt files")
+    parser.add_argument("--verify", action="store_true", help="check an index, and list corrupt files")
     parser.add_argument("--chunk-size", type=int, metavar="N", help="maximum tokens per passage (default: 256)")
     parser.add_argument(
-        "--chunk-overlap", type=int, metavar="N", help="tokens shared by neighbouring passages (default: 32)"
+        "--chunk-overlap", type=int, metavar="N", help="tokens shared by adjacent passages (default: 32)"
     )
     parser.add_argument(
         "--embedding-precision",
@@ -61,13 +65,15 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--language", help="language of the stemmer and the stop words (default: english); none disables both"
     )
-    parser.add_argument("--sparse", metavar="MODEL", help="a SPLADE model, for sparse embeddings as well")
     parser.add_argument(
-        "--late-interaction", metavar="MODEL", help="a ColBERT model, whose token embeddings are stored for --rerank"
+        "--sparse", metavar="MODEL", help="SPLADE model: also store sparse embeddings, for --mode sparse and hybrid"
+    )
+    parser.add_argument(
+        "--late-interaction", metavar="MODEL", help="ColBERT model: also store token embeddings, for --rerank"
     )
     named = "the checkpoint's prompt named {}, if it has one"
-    add_prompt(parser, "each passage when it is embedded", named.format("passage or document"))
-    add_prompt(parser, "each query, kept in the index for searches", named.format("query"), prefix="query-")
+    add_prompt(parser, "each passage when it is embedded", named.format("passage or document"), example="passage: ")
+    add_prompt(parser, "each query, stored in the index for searches", named.format("query"), prefix="query-")
     parser.add_argument("--encoding", help="encoding of text that is not UTF-8, such as cp1252")
     parser.add_argument("--column", default="text", metavar="NAME", help="the text column of tables (default: text)")
     parser.add_argument(
@@ -206,7 +212,7 @@ def _open_or_create(args: argparse.Namespace) -> tuple[Index, bool]:
 
 
 def _check_derived(args: argparse.Namespace, existing: Index) -> None:
-    """Refuse other sparse and late-interaction models than those that an index was created with."""
+    """Reject sparse and late-interaction models that differ from those of the index."""
     from bertie.checkpoints.hub import absolute_name
 
     for name in ("sparse", "late_interaction"):
@@ -218,7 +224,7 @@ def _check_derived(args: argparse.Namespace, existing: Index) -> None:
 
 
 def _prompts(args: argparse.Namespace, embedder: Embedder) -> dict[str, Any]:
-    """The prompts that are given, by their names in the configuration of an index."""
+    """The given prompts, keyed as in the configuration of an index."""
     given = {"passage_prompt": (args.prompt, args.prompt_name)}
     given["query_prompt"] = (args.query_prompt, args.query_prompt_name)
     return {key: embedder.prompt_text(*pair) for key, pair in given.items() if pair != (None, None)}

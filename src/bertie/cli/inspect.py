@@ -30,7 +30,7 @@ def add(verbs: Verbs) -> None:
     what = "describe a checkpoint: architecture, heads, tokenizer, memory, backends"
     parser = verb(verbs, "inspect", what, __doc__, EXAMPLE)
     add_model_argument(parser)
-    parser.add_argument("--head", help="kind of the head, where config.json does not name it")
+    parser.add_argument("--head", help="kind of the head, if config.json does not specify it")
     parser.add_argument("--ignore", action="append", default=[], metavar="KEY", help="config key to ignore")
     add_device(parser)
     add_precision(parser)
@@ -41,8 +41,8 @@ def add(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     """Print the description."""
     if elmo.uses_elmo(args):
-        found = elmo.description(args)
-        print(json.dumps(found, indent=2, ensure_ascii=False) if args.json else "\n".join(elmo.lines(found)))
+        facts = elmo.description(args)
+        print(json.dumps(facts, indent=2, ensure_ascii=False) if args.json else "\n".join(elmo.lines(facts)))
         return
 
     from bertie.checkpoints.checkpoint import Checkpoint
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The description, ready for JSON."""
+    """The description of a checkpoint, as a dictionary for JSON."""
     cfg, spec, tokenizer = checkpoint.model.config, checkpoint.spec, checkpoint.tokenizer
     total = sum(p.numel() for p in checkpoint.model.parameters())
     embedding = sum(p.numel() for p in checkpoint.model.encoder.embeddings.parameters())
@@ -102,7 +102,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _uses(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the folder says about the use of its model; None where it says nothing."""
+    """The uses that the folder declares for its model, such as sentence embeddings; None for others."""
     return {
         "sentence": None
         if checkpoint.sentence is None
@@ -143,7 +143,7 @@ def _span_line(spans: dict[str, int] | None) -> str:
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
-    """The description for people."""
+    """The description as lines of text."""
     from bertie.ops.dispatch import summarize
 
     shape, parameters = facts["shape"], facts["parameters"]

@@ -23,7 +23,7 @@ def add_columns(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="column names that differ from the usual ones: text=review label=stars",
+        help="columns of the file under other names than expected, such as text=review label=stars",
     )
 
 
@@ -39,7 +39,7 @@ def add_resamples(parser: argparse.ArgumentParser) -> None:
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse an integer of at least 1."""
     if (value := int(text)) < 1:
         raise ValueError(text)
     return value
@@ -65,7 +65,7 @@ def read_labelled(
     training: bool = False,
     like: LabelledDataset | None = None,
 ) -> LabelledDataset:
-    """Read labelled files: to train on, or to evaluate on, with the labels of other data if `like` is given."""
+    """Read labelled files for training or evaluation; `like`: a dataset whose labels are used."""
     from bertie.tasks import registry
     from bertie.training.finetune.data import read_dataset
 

@@ -94,8 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with standard_output():
             return _run(argv)
     except BrokenPipeError:  # the consumer of a pipe exited
-        return 128 + 13  # as a program that is ended by SIGPIPE
-    except (InputError, OSError) as error:  # of standard output itself
+        return 128 + 13  # like a program killed by SIGPIPE
+    except (InputError, OSError) as error:  # raised by standard output itself
         _report(error, as_json=False)
         return 1
 
@@ -147,7 +147,7 @@ def _prepare(args: argparse.Namespace) -> None:
 
 @contextmanager
 def _resume_hint(args: argparse.Namespace, argv: Sequence[str]) -> Iterator[None]:
-    """Add the command that continues to an error after which something has been saved."""
+    """If an interrupted run can be resumed, add the command that resumes it to the error."""
     try:
         yield
     except (BertieError, OSError, KeyboardInterrupt) as error:
@@ -159,7 +159,7 @@ def _resume_hint(args: argparse.Namespace, argv: Sequence[str]) -> Iterator[None
 
 
 def resume_command(argv: Sequence[str], flag: str) -> str:
-    """The command that continues an interrupted one.
+    """The command that resumes an interrupted one.
 
     >>> resume_command(["embed", "my texts.csv", "-o", "out.npy", "--overwrite"], "--resume")
     "bertie embed 'my texts.csv' -o out.npy --resume"

@@ -1,6 +1,6 @@
-"""Mine hard negatives from a corpus, to train an embedder with.
+"""Mine hard negatives from a corpus, for training an embedder.
 
-Files of pairs have the columns query (or anchor) and positive (or passage), the corpus a column text
+PAIRS have the columns query (or anchor) and positive (or passage); the corpus has a column text
 (or passage). The output has the columns query, positive and negatives, for `bertie train embed`.
 Passages nearly as similar as the positive are likely false negatives, and are left out. With --teacher,
 a reranker scores each row's passages: the columns are then query, passages and scores, for distillation
@@ -30,7 +30,7 @@ EXAMPLE = """  bertie mine pairs.jsonl --corpus passages.jsonl -m ./my-embedder 
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "mine", "mine hard negatives to train an embedder with", __doc__, EXAMPLE)
+    parser = verb(verbs, "mine", "mine hard negatives for training an embedder", __doc__, EXAMPLE)
     parser.add_argument("pairs", metavar="PAIRS", nargs="+", help="files of queries and positives")
     parser.add_argument("--corpus", metavar="FILE", required=True, help="file of passages to mine from")
     parser.add_argument("--column", metavar="NAME", help="text column of the corpus (default: text or passage)")
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
     if output.exists() and not args.overwrite:
         raise ExistsError(f"{output} exists already; pass --overwrite, or another name")
     if output.suffix != ".jsonl":
-        raise UsageError(f"-o {output} must end in .jsonl: rows hold lists")
+        raise UsageError(f"-o {output} must end in .jsonl: rows contain lists")
     data = read_dataset("embed", [Path(file) for file in args.pairs], training=False)
     if data.inputs != "pairs":
         raise InputError(f"{data.name} has {data.inputs}; mining needs matching pairs, without labels")

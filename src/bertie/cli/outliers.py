@@ -1,8 +1,8 @@
 """Find texts unlike the rest of a file, or unlike those of a reference file, the most unusual first.
 
-The score of a text is its mean cosine distance to its nearest neighbours, by their embeddings. Texts above a threshold
-are outliers: it is set so that of ordinary texts the share --false-alarms is above it. With --reference, a file of
-ordinary texts, that rate is measured on them; without it, by the bulk of the scores. OUT gets the score of each row.
+The score of a text is the mean cosine distance of its embedding to those of its nearest neighbours. Texts with a score
+above a threshold are outliers. The threshold is set for a false-positive rate, --false-alarms, that is measured on
+ordinary texts (--reference) or estimated from the bulk of the scores. OUT contains the score of each row.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ CHUNK = 4096  # rows
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     parser = verb(verbs, "outliers", "find texts unlike the rest", __doc__, EXAMPLE)
-    add_group_flags(parser, "file of the score of each row: .jsonl, .csv, .tsv, .parquet; also .gz, .xz and .zst")
-    parser.add_argument(
-        "--reference", metavar="FILE", help="texts known to be ordinary, which others are compared with"
+    add_group_flags(
+        parser, "output file with the score of each row: .jsonl, .csv, .tsv, .parquet; also .gz, .xz and .zst"
     )
+    parser.add_argument("--reference", metavar="FILE", help="file of ordinary texts to compare with")
     parser.add_argument(
         "--neighbours",
         type=int,
         default=10,
         metavar="N",
-        help="nearest texts whose mean distance is the score (default: 10)",
+        help="number of nearest neighbours (default: 10)",
     )
     parser.add_argument(
         "--false-alarms",
         type=float,
         default=0.01,
         metavar="P",
-        help="rate of ordinary texts that are taken for outliers (default: 0.01)",
+        help="false-positive rate: fraction of ordinary texts above the threshold (default: 0.01)",
     )
     add_top_k(parser, 20, "outliers to print")
     parser.add_argument(
         "--method",
         choices=("auto", "exact", "approximate"),
         default="auto",
-        help="compare all texts, or search an index of FAISS (default: exact for up to 100,000 texts)",
+        help="compare all texts, or search an approximate FAISS index (default: exact for up to 100,000 texts)",
     )
     parser.set_defaults(run=run)
 
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _reference(args: argparse.Namespace) -> TextInput | None:
-    """The texts of --reference, with embeddings beside the output of their own."""
+    """The texts of --reference, with a separate file of embeddings beside the output."""
     if args.reference is None:
         return None
     output = None if args.output is None else f"{args.output}.reference"

@@ -1,4 +1,4 @@
-"""Refuse to write over the input, before anything is opened."""
+"""Refuse to overwrite the input, before any file is opened."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Find pairs of texts with a similar meaning (paraphrase mining), the most similar first.
 
 Each text is compared with its nearest neighbours by the cosine similarity of their embeddings. Up to 100,000 texts
-are compared exactly, more by an index of FAISS, which misses some pairs. The embeddings are written beside OUT while
-they are computed, and --resume continues with them; all of them are in memory while they are compared.
+are compared exactly, more with an approximate FAISS index, which misses some pairs. Embeddings are written beside OUT
+as they are computed, and --resume reuses them; all of them are in memory during the comparison.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ CHUNK = 4096  # rows
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "pairs", "find pairs of texts with a similar meaning", __doc__, EXAMPLE)
-    add_group_flags(parser, "file of pairs: .jsonl, .csv, .tsv, .parquet; also .gz, .xz and .zst")
+    parser = verb(verbs, "pairs", "find pairs of texts with a similar meaning (paraphrase mining)", __doc__, EXAMPLE)
+    add_group_flags(parser, "output file with the pairs: .jsonl, .csv, .tsv, .parquet; also .gz, .xz and .zst")
     parser.add_argument(
-        "--threshold", type=float, default=0.8, metavar="X", help="lowest cosine similarity (default: 0.8)"
+        "--threshold", type=float, default=0.8, metavar="X", help="minimum cosine similarity (default: 0.8)"
     )
-    add_top_k(parser, 10, "neighbours of each text")
+    add_top_k(parser, 10, "nearest neighbours of each text to compare with")
     parser.add_argument(
         "--method",
         choices=("auto", "exact", "approximate"),
         default="auto",
-        help="compare all texts, or search an index of FAISS (default: exact for up to 100,000 texts)",
+        help="compare all texts, or search an approximate FAISS index (default: exact for up to 100,000 texts)",
     )
     parser.set_defaults(run=run)
 

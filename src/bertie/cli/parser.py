@@ -1,4 +1,4 @@
-"""The argument parser of every verb: errors in one line, with the name that was probably meant."""
+"""The argument parser of every verb: one-line errors with suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Verbs = _SubParsersAction[argparse.ArgumentParser]
 
-# Names of other tools, and the verbs and flags that they are here.
+# Names that other tools use, and the equivalent verbs and flags.
 VERB_SYNONYMS = {
     "attention": "attend", "benchmark": "bench", "check": "doctor", "completions": "completion", "config": "doctor",
     "convert": "quantize", "demo": "tour", "encode": "embed", "evaluate": "eval", "finetune": "train",
@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
         return namespace, []
 
     def error(self, message: str) -> NoReturn:
-        """Raise an error of Bertie. An unknown flag comes first: others are often a consequence of it."""
+        """Raise a `UsageError`. An unknown flag is reported first: other errors often follow from it."""
         flag = next(self._unknown_flags(), None)
         if flag is not None:
             message = f"{self.prog} has no flag {flag}{self._did_you_mean(flag)}"
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def _unknown_flags(self) -> Iterator[str]:
-        """Words that look like flags, as argparse decides it, and are none."""
+        """Words that argparse takes for flags, but that are not known."""
         known = self._option_string_actions
         for word in self._words:
             if word == "--" or (self._subparsers is not None and not word.startswith("-")):
@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class GroupedParser(Parser):
-    """The top parser: its help lists the verbs by group."""
+    """The top-level parser: its help lists the verbs by group."""
 
     groups: Mapping[str, Sequence[str]] = {}
 
@@ -127,7 +127,7 @@ class GroupedParser(Parser):
 
 
 def did_you_mean(name: str, known: Sequence[str], synonyms: Mapping[str, str]) -> str:
-    """Return a hint at the closest known name, or nothing.
+    """Suggest the closest known name; an empty string if none is close.
 
     >>> did_you_mean("--outptu", ["--output", "--top-k"], {})
     '; did you mean --output?'
@@ -138,7 +138,7 @@ def did_you_mean(name: str, known: Sequence[str], synonyms: Mapping[str, str]) -
 
 
 def finite_number(text: str) -> float:
-    """The type of every flag with a number: nan and infinity would pass most comparisons.
+    """Parse a number; reject NaN and infinity, which would pass most range checks.
 
     >>> finite_number("1e3")
     1000.0
@@ -161,7 +161,7 @@ def verb(verbs: Verbs, name: str, help: str, description: str | None, example: s
 
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parsers of a parser's verbs or subcommands by their names."""
+    """The parsers of a parser's verbs or subcommands, by name."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)

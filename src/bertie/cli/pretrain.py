@@ -1,11 +1,11 @@
-"""Pretrain an encoder on a corpus, or continue pretraining, by a recipe.
+"""Pretrain an encoder on a corpus, or continue pretraining a model.
 
 Build the corpus with `bertie corpus` and the tokenizer with `bertie tokenizer train`. A recipe
 (TOML) defines the model, the objectives and the hyperparameters; flags override it. Without a
-recipe, a model (-m) continues masked-language modelling on the corpus, which adapts it to a domain.
-With an extended --tokenizer (`bertie tokenizer extend`) it gets embeddings for the new tokens.
+recipe, masked-language modelling of a model (-m) is continued on the corpus, which adapts it to a
+domain. With an extended --tokenizer (`bertie tokenizer extend`) it gets embeddings for the new tokens.
 
-While the run trains, its state is in OUTPUT.training; --resume continues an interrupted run from
+During training, the state of the run is in OUTPUT.training; --resume continues an interrupted run from
 its last checkpoint.
 """
 
@@ -33,10 +33,10 @@ NUMBERS: dict[str, tuple[type, str]] = {
     "tokens": (int, "tokens to train on, in total"),
     "steps": (int, "optimizer steps, instead of --tokens"),
     "batch_tokens": (int, "tokens per step (default: 131072)"),
-    "micro_tokens": (int, "tokens on the device at a time (gradient accumulation)"),
-    "max_length": (int, "tokens per sequence, at most"),
+    "micro_tokens": (int, "tokens per micro-batch (gradient accumulation)"),
+    "max_length": (int, "maximum tokens per sequence"),
     "lr": (float, "peak learning rate (default: 5e-4, or 5e-5 with -m)"),
-    "warmup": (float, "share of the run over which the learning rate rises"),
+    "warmup": (float, "fraction of the run for learning-rate warmup"),
     "seed": (int, "random seed"),
     "evals": (int, "evaluations on held-out text (default: 10)"),
     "save_steps": (int, "steps between checkpoints (default: every five minutes)"),
@@ -45,9 +45,9 @@ NUMBERS: dict[str, tuple[type, str]] = {
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "pretrain", "train an encoder on raw text", __doc__, EXAMPLE)
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a TOML file, or one of bertie recipes")
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder for the model")
+    parser = verb(verbs, "pretrain", "pretrain an encoder on raw text", __doc__, EXAMPLE)
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a TOML file, or a name listed by `bertie recipes`")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to save the model in")
     parser.add_argument("-m", "--model", metavar="MODEL", help="the model to continue from: a folder or a hub id")
     parser.add_argument("--corpus", metavar="DIR", help="a corpus built by bertie corpus")
     parser.add_argument("--tokenizer", metavar="DIR", help="a tokenizer trained by bertie tokenizer")
@@ -59,7 +59,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--budget",
         metavar="TIME",
-        help="time to train in, as 90s, 5m or 1h: fewer steps if need be, with all of the schedule",
+        help="maximum training time, such as 90s, 5m or 1h; steps and schedule are shortened to fit",
     )
     parser.add_argument("--schedule", choices=("linear", "cosine", "wsd", "constant"), help="learning-rate schedule")
     parser.add_argument(
@@ -67,7 +67,7 @@ def add(verbs: Verbs) -> None:
     )
     add_device(parser)
     parser.add_argument(
-        "--strategy", choices=("ddp", "fsdp"), default="ddp", help="how torchrun distributes the model (default: ddp)"
+        "--strategy", choices=("ddp", "fsdp"), default="ddp", help="parallelism under torchrun (default: ddp)"
     )
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard event files")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run, if there is one")
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
     from bertie.training.pretrain.run import pretrain
 
     if args.recipe is None and args.model is None:
-        raise UsageError("give a RECIPE, or a model to continue from (-m)")
+        raise UsageError("pass a RECIPE, or a model to continue from (-m)")
     names = (*NUMBERS, "budget", "schedule", "mixed_precision", "model", "corpus", "tokenizer")
     overrides: dict[str, Any] = {name: getattr(args, name) for name in names}
     if args.recipe is None:

@@ -1,8 +1,8 @@
 """Upload a model folder to the Hugging Face hub.
 
 The whole folder is uploaded: weights, tokenizer, model card (README.md) and report. The repository is
-created if it does not exist. The token is that of `hf auth login`, or of the environment variable
-HF_TOKEN.
+created if it does not exist. The access token is that of `hf auth login`, or the environment
+variable HF_TOKEN.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ EXAMPLE = """  bertie push ./my-model my-name/my-model
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     parser = verb(verbs, "push", "upload a model folder to the Hugging Face hub", __doc__, EXAMPLE)
-    parser.add_argument("folder", metavar="FOLDER", help="model folder, as bertie train writes it")
-    parser.add_argument("repository", metavar="OWNER/NAME", help="repository of the hub")
+    parser.add_argument("folder", metavar="FOLDER", help="model folder, as written by bertie train")
+    parser.add_argument("repository", metavar="OWNER/NAME", help="repository on the hub")
     parser.add_argument("--private", action="store_true", default=None, help="create a private repository")
     parser.add_argument("--revision", metavar="BRANCH", help="branch to upload to (default: main)")
     parser.add_argument("--message", metavar="TEXT", default="Upload model", help="commit message")

@@ -1,7 +1,7 @@
 """Write a model with quantized weights, and a quantization report.
 
-fp16 takes half the size, in a format that other libraries can load. int8 takes a quarter, and loads in
-Bertie only: symmetric quantization with one scale per row of each weight matrix. The report compares
+fp16 takes half the size, in a format that other libraries can load. int8 takes a quarter, and can only be
+loaded by Bertie: symmetric quantization with one scale per row of each weight matrix. The report compares
 both models on texts (built-in ones by default). It is printed, and saved as quantization.json.
 """
 
@@ -53,10 +53,10 @@ def add(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the verb."""
     if args.model is None:
-        raise UsageError("name the model to quantize: a folder, a built-in name or a hub id")
+        raise UsageError("pass the model to quantize: a folder, a built-in name or a hub id")
     out = check_output_folder(args.output, overwrite=args.overwrite)
     if args.column and not args.texts:
-        raise UsageError("--column names a column of --texts, which is missing")
+        raise UsageError("--column needs --texts")
     texts = _texts(args.texts, args.column) if args.texts else None
 
     from bertie.checkpoints import storage
@@ -134,7 +134,7 @@ def weight_errors(before: Checkpoint, after: Checkpoint) -> dict[str, Any]:
 
 
 def _tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """All weights under their names in the files."""
+    """All weights, by their names in the files."""
     from bertie.checkpoints import named_heads
 
     named = [name for name in checkpoint.heads if name not in checkpoint.spec.heads]

@@ -1,7 +1,7 @@
 """List the recipes that come with Bertie, or copy them with their example data to a folder.
 
-`bertie train --recipe NAME` and `bertie pretrain NAME` find a recipe by its name. `example` and `tiny` need no
-other data than what -o copies; the others name the files that they are for.
+`bertie train --recipe NAME` and `bertie pretrain NAME` use a recipe by its name. `example` and `tiny` need only the
+data that -o copies; the others specify the files that they need.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def describe(name: str, folders: tuple[str, ...]) -> dict[str, Any]:
     """The name of a recipe, what it is for, and the data that it reads."""
     text = find(name, folders).read_text("utf-8")
     recipe = tomllib.loads(text)
-    # Recipes of pretraining have their title in a comment, which says where they come from.
+    # The title of a pretraining recipe is in its first comment, with the source.
     comment = text.removeprefix("# ").partition("\n")[0] if text.startswith("#") else ""
     data = recipe.get("data", {})
     train = data.get("train", [])

@@ -1,4 +1,4 @@
-"""A model's scores on standard output, as a table or as JSON."""
+"""Print a model's scores as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_no_baselines(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that leaves out the cheap baselines."""
+    """Add --no-baselines."""
     parser.add_argument(
         "--no-baselines",
         action="store_true",
@@ -56,7 +56,7 @@ def report_as_dict(report: ModelReport) -> dict[str, Any]:
 
 
 def comparison_as_dict(comparison: Comparison) -> dict[str, Any]:
-    """The scores of a baseline, and the differences to it."""
+    """The scores of a baseline, and the differences between the model and it."""
     return {
         "name": comparison.name,
         "scores": scores_as_dict(comparison.scores),
@@ -88,7 +88,7 @@ def _baseline_text(report: ModelReport) -> str:
     table = report.baselines
     if table is None:
         return ""
-    titles = [f"baselines on {table.split}", table.metric, "95%", "this model is better by", "p"]
+    titles = [f"baselines on {table.split}", table.metric, "95%", "difference (model − baseline)", "p"]
     rows = []
     for result in sorted(table.results, key=lambda result: -result.score.value):
         score, gap = result.score, result.difference
@@ -106,7 +106,7 @@ def score_table(
     seeds: Any = (),
     comparison: Comparison | None = None,
 ) -> str:
-    """One row per metric: the score of each split, the spread over seeds, and the difference to a baseline."""
+    """One row per metric: the score of each split, the spread over seeds, and the difference (model minus baseline)."""
     titles = ["metric", *(title for split in splits for title in (split, "95%"))]
     titles += ["seeds: mean ± sd"] if seeds else []
     titles += [comparison.name, "difference", "p"] if comparison is not None else []

@@ -1,6 +1,6 @@
 """Search an index: dense (embeddings), lexical (BM25), sparse (SPLADE) or hybrid, with optional reranking.
 
-With --rerank, an index that was created with --late-interaction is reranked by that model, from stored embeddings.
+If the index was created with --late-interaction, --rerank uses that ColBERT model and the stored token embeddings.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ EXAMPLE = """  bertie search my-index "how is text split into passages?"
   bertie search my-index "zinc batteries" -k 3 --mode lexical --where "year>=1990" --where lang=en
   bertie search my-index "zinc batteries" --rerank --json
 """
+INDEX_RERANKER = "the index's late-interaction (ColBERT) model if it has one, otherwise the built-in cross-encoder"
 MAX_CHARACTERS = 320  # of a passage in the table; --json prints it in full
 _CONDITION = re.compile(r"\s*(.+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
 
@@ -49,15 +50,15 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "index", metavar="INDEX", help="a folder written by `bertie index`, postgresql://… or lance://…"
     )
-    parser.add_argument("queries", nargs="+", metavar="QUERY", help="a query")
+    parser.add_argument("queries", nargs="+", metavar="QUERY", help="one or more queries")
     add_top_k(parser, 10, "passages per query")
     parser.add_argument(
         "--mode",
         choices=("hybrid", "dense", "lexical", "sparse"),
         default="hybrid",
-        help="retrieval method (default: hybrid; sparse needs an index with a SPLADE model)",
+        help="retrieval method (default: hybrid; sparse needs an index created with --sparse)",
     )
-    add_rerank(parser, "the passages")
+    add_rerank(parser, "the retrieved passages", INDEX_RERANKER)
     add_rerank_weight(parser)
     add_weights(parser)
     add_prompt(parser, "each query", "that of the index")
@@ -122,7 +123,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def load_reranker(args: argparse.Namespace, index: Index) -> Any:
-    """The model of --reranker; with --rerank that of the index's token embeddings, or the built-in one."""
+    """Load the model of --reranker; with --rerank, the index's late-interaction model or the built-in cross-encoder."""
     if args.reranker is None and not args.rerank:
         return None
     stored = index.config.get("late_interaction")
@@ -131,7 +132,7 @@ def load_reranker(args: argparse.Namespace, index: Index) -> Any:
 
 
 def parse_condition(text: str) -> list[MetadataFilter]:
-    """Parse a --where condition; a value like a number matches the number and the text.
+    """Parse a --where condition; a numeric value matches both the number and the text.
 
     >>> [(f.name, f.op, f.value) for f in parse_condition("year>=1990")]
     [('year', '>=', 1990)]
@@ -142,7 +143,7 @@ def parse_condition(text: str) -> list[MetadataFilter]:
 
     match = _CONDITION.fullmatch(text)
     if match is None:
-        raise UsageError(f"--where {text!r:.80} must be NAME=VALUE, or one with !=, <, <=, > or >=")
+        raise UsageError(f"--where {text!r:.80} must be NAME=VALUE, or use !=, <, <=, > or >= instead of =")
     name, op, value = match.groups()
     values = (value, *_typed_values(value))
     if op == "=":
@@ -178,7 +179,7 @@ def format_results(results: SearchResults, total: int, *, color: bool) -> str:
 
 
 def excerpt(text: str, highlights: Sequence[tuple[int, int]], *, color: bool) -> str:
-    """Return the part of a passage with the most of some spans, these highlighted."""
+    """Return the part of a passage with the most highlighted spans."""
     start, end = _excerpt_span(len(text), highlights)
     while start and not text[start - 1].isspace() and text[start - 1 : start + 1].isalnum():
         start -= 1  # to a word boundary

@@ -1,12 +1,12 @@
 """Serve models over HTTP: embeddings, classification, token classification, question answering, fill-mask, reranking
 and search.
 
-The server speaks the APIs of OpenAI (/v1/embeddings), text-embeddings-inference (/embed, /rerank,
+The server implements the APIs of OpenAI (/v1/embeddings), text-embeddings-inference (/embed, /rerank,
 …), Cohere and Jina (/v1/rerank) and its own (/fill, /classify, /tag, /answer, /search). The
-playground is at /, the API reference at /docs. It listens on the loopback interface only; another
---host requires API keys.
+playground is at /, the API reference at /docs. By default it listens on the loopback interface only;
+any other --host requires API keys or --no-auth.
 
-SIGTERM stops the server after requests in flight are answered; SIGHUP reloads the API keys and the
+SIGTERM stops the server after all requests in flight are answered; SIGHUP reloads the API keys and the
 models without downtime. With --workers, workers that die or hang are restarted.
 """
 
@@ -47,7 +47,7 @@ EXAMPLE = """  bertie serve
   bertie serve --new-key alice --api-key-file keys.txt
   bertie serve --host 0.0.0.0 --api-key-file keys.txt --index my-index
 """
-# A request takes the GIL a dozen times, and must not wait 5 ms, the default, for a busy thread each time.
+# A request acquires the GIL a dozen times, and must not wait the default 5 ms for a busy thread each time.
 SWITCH_SECONDS = 0.001
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -73,10 +73,10 @@ def add(verbs: Verbs) -> None:
         "--workers",
         type=int,
         metavar="N",
-        help="front ends: processes that tokenize and talk HTTP, before one engine process per GPU (default: by the "
-        "number of cores; on a CPU, one process that does it all)",
+        help="number of front ends: processes that handle HTTP and tokenize, in front of one engine process per GPU "
+        "(default: from the number of cores; without a GPU, a single process does everything)",
     )
-    parser.add_argument("--index", metavar="FOLDER", help="index made by `bertie index`, for /search")
+    parser.add_argument("--index", metavar="FOLDER", help="index created by `bertie index`, for /search")
     add_device(parser)
     add_precision(parser)
     parser.add_argument(
@@ -84,31 +84,35 @@ def add(verbs: Verbs) -> None:
         action="append",
         default=[],
         metavar="BACKEND",
-        help="do not use a fast path: cuda_graphs, native, triton.attention, … (/info lists those in use)",
+        help="disable a backend: cuda_graphs, native, triton.attention, … (/info lists those in use)",
     )
     parser.add_argument(
         "--deterministic",
         action="store_true",
-        help="one forward pass per window: on a GPU, results then do not depend on other requests; slow",
+        help="run one window per forward pass, so that results on a GPU do not depend on other requests (slow)",
     )
     keys = parser.add_argument_group("authentication")
-    keys.add_argument("--api-key-file", metavar="FILE", help="hashed API keys, one of which each request must send")
+    keys.add_argument(
+        "--api-key-file", metavar="FILE", help="file of hashed API keys; requests must send one of the keys"
+    )
     keys.add_argument("--new-key", metavar="NAME", help="add a key to --api-key-file, print it, and exit")
-    keys.add_argument("--no-auth", action="store_true", help="allow another --host without API keys")
-    keys.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="accept this Host header")
+    keys.add_argument("--no-auth", action="store_true", help="allow any --host without API keys")
+    keys.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="accept requests with this Host header"
+    )
     add_limits(parser)
     parser.add_argument(
         "--cache-mb",
         type=int,
         default=0,
         metavar="N",
-        help="megabytes for a cache of recent embeddings, over all front ends (default: 0, none)",
+        help="size of a cache of recent embeddings in MiB, over all front ends (default: 0, no cache)",
     )
     logs = parser.add_argument_group("logging")
     logs.add_argument("--log-texts", action="store_true", help="log request bodies")
     logs.add_argument("--log-traces", action="store_true", help="log stack traces")
     logs.add_argument(
-        "--trace", action="store_true", help="send OpenTelemetry spans, as the OTEL_* environment variables say"
+        "--trace", action="store_true", help="send OpenTelemetry spans, configured by the OTEL_* environment variables"
     )
     parser.set_defaults(run=run)
 
@@ -116,7 +120,7 @@ def add(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> None:
     """Serve models over HTTP."""
     _check(args)
-    gc.disable()  # imports and models are for good: collecting garbage between them takes a tenth of the start
+    gc.disable()  # imports and models are never freed: collecting garbage takes a tenth of the startup time
     try:
         _start(args)
     finally:
@@ -172,14 +176,14 @@ def _bind(args: argparse.Namespace, *, shared: bool) -> AbstractContextManager[S
 
 
 def _bind_another(args: argparse.Namespace, first: Socket, port: int) -> Socket:
-    """A socket for another front end; that of a Unix socket is the same, since only one can be bound."""
+    """A socket for another front end; a duplicate if it is a Unix socket, which can be bound only once."""
     from bertie.serve.workers import bind_socket
 
     return first.dup() if args.unix is not None else bind_socket(args.host, port, shared=True)
 
 
 def _address(args: argparse.Namespace, port: int) -> str:
-    """The server's URL; of a Unix socket, its path as a host, as some HTTP clients accept it."""
+    """The server's URL; for a Unix socket, with the path as host, as some HTTP clients accept it."""
     if args.unix is not None:
         return f"http+unix://{quote(os.path.abspath(args.unix), safe='')}"
     return f"http://[{args.host}]:{port}" if ":" in args.host else f"http://{args.host}:{port}"
@@ -196,9 +200,9 @@ def _exit() -> None:
 
 
 def _count_processes(args: argparse.Namespace) -> tuple[int, int]:
-    """The number of front ends, and of engines; without engines, one process does it all.
+    """The number of front ends and of engines; without engines, one process does everything.
 
-    On a CPU the model takes far more time than the rest of a request, so that a second process would only divide the
+    On a CPU the model takes far more time than the rest of a request, and a second process would only split the
     cores. A GPU is fast enough to keep several front ends busy.
     """
     gpus = 0 if args.precision == "int8" else _count_gpus(args.device)
@@ -208,7 +212,7 @@ def _count_processes(args: argparse.Namespace) -> tuple[int, int]:
 
 
 def _count_gpus(device: str | None) -> int:
-    """GPUs that the server uses, without importing torch: all that are visible, or the one that `device` names."""
+    """GPUs that the server uses, without importing torch: all visible ones, or the one that `device` selects."""
     if device is not None and not device.startswith("cuda"):
         return 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -223,7 +227,7 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} {value} must be at least 1")
-    if not 0 <= args.port < 1 << 16:  # the system would take it modulo 65536
+    if not 0 <= args.port < 1 << 16:  # the system would reduce it modulo 65536
         raise UsageError(f"--port {args.port} must lie between 0 and 65535")
     for name in ("deadline", "max_wait", *CONNECTION_TIMES):
         if not 0 < getattr(args, name) <= 3600:
@@ -239,20 +243,20 @@ def _check(args: argparse.Namespace) -> None:
     if args.cache_mb < 0:
         raise UsageError(f"--cache-mb {args.cache_mb} must be at least 0")
     if args.unix is not None and (args.host != "127.0.0.1" or args.port not in (0, 8080)):
-        raise UsageError("--unix replaces --host and --port; give only one")
+        raise UsageError("--unix replaces --host and --port; pass only one")
     if args.deterministic and args.batch_tokens is not None:
-        raise UsageError("--deterministic runs one window at a time, so --batch-tokens has no effect; give only one")
+        raise UsageError("--deterministic runs one window at a time, so --batch-tokens has no effect; pass only one")
     if args.new_key is not None:
         if args.api_key_file is None:
-            raise UsageError("--new-key needs --api-key-file, where its hash is stored")
+            raise UsageError("--new-key needs --api-key-file, where the hash of the key is stored")
     elif args.host not in LOOPBACK and args.api_key_file is None and not args.no_auth:
         raise UsageError(
-            f"--host {args.host} is reachable from other machines: give --api-key-file, or --no-auth for open access"
+            f"--host {args.host} is reachable from other machines: pass --api-key-file, or --no-auth for open access"
         )
 
 
 def _worker_argv(args: argparse.Namespace, port: int) -> list[str]:
-    """The command line of a worker: the same, with the port that was bound."""
+    """The command line of a worker: that of the server, with the port that was bound."""
     argv = ["serve", *args.models, "--port", str(port)]
     for name, value in vars(args).items():
         flag = f"--{name.replace('_', '-')}"
@@ -292,7 +296,7 @@ def _serve(
     )
     fields = (CONNECTION_COUNTS | CONNECTION_TIMES).items()
     connections = ConnectionLimits(**{field: getattr(args, flag) for flag, field in fields})
-    # On loopback only local names are accepted: a web page must not reach the server through a DNS name of its own.
+    # On loopback only local names are accepted: web pages must not reach the server by DNS rebinding.
     local = args.host in LOOPBACK and args.unix is None
     hosts = (*LOCAL_HOSTS, *args.allow_host) if local or args.allow_host else ()
     settings = ServerSettings(limits, args.deadline, hosts, args.log_texts, connections)
@@ -312,14 +316,14 @@ def _serve(
 
 
 def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tuple[Registry, tuple[Index, str] | None]:
-    """Load the models, each with a measured batch budget, and the index over one of them."""
+    """Load the models, each with a measured batch budget, and the index with the name of its model."""
     import torch
 
     from bertie.checkpoints.hub import resolve
     from bertie.serve.embedding_cache import EmbeddingCache
     from bertie.serve.registry import Registry, name_models
 
-    # Replayed CUDA graphs use other attention kernels than single passes.
+    # Replayed CUDA graphs use other attention kernels than single forward passes.
     disable(*args.disable, *(["cuda_graphs"] if args.deterministic else []))
     engines, device = None, "cpu"
     if worker.role == "front-end" and worker.engines:
@@ -369,7 +373,7 @@ def _run_engine(args: argparse.Namespace, worker: WorkerInfo, started: float) ->
 
 
 def _open_tracing(args: argparse.Namespace, log: Log) -> Tracing | None:
-    """Tracing, if an option or the environment asks for it; an environment alone does not require its packages."""
+    """Tracing, if --trace or the environment enables it; only --trace raises if its packages are missing."""
     from bertie.serve.tracing import Tracing, wants_tracing
 
     if not args.trace and not wants_tracing():
@@ -384,7 +388,7 @@ def _open_tracing(args: argparse.Namespace, log: Log) -> Tracing | None:
 
 
 def _open_log(args: argparse.Namespace) -> Log:
-    """The log on standard error, to which warnings go as well."""
+    """The log on standard error, which also receives warnings."""
     from bertie.serve.logs import Log
 
     log = Log(traces=args.log_traces)

@@ -1,7 +1,7 @@
 """Defaults of flags, from the environment and a configuration file.
 
-A flag precedes an environment variable, which precedes the configuration file. The file is
-`~/.config/bertie/config.toml` (`$XDG_CONFIG_HOME/bertie/config.toml`), or the one that BERTIE_CONFIG names:
+Flags take precedence over environment variables, and these over the configuration file. The file is
+`~/.config/bertie/config.toml` (`$XDG_CONFIG_HOME/bertie/config.toml`), or the path in BERTIE_CONFIG:
 
     model = "sentence-transformers/all-MiniLM-L6-v2"
     device = "cuda:1"
@@ -31,14 +31,14 @@ CHOICES = {"precision": PRECISIONS, "color": COLOR_MODES}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Defaults of flags; None where there is none."""
+    """Defaults of flags; None: not set."""
 
     model: str | None = None
     device: str | None = None
     precision: str | None = None
     color: ColorMode = "auto"
     quiet: bool = False
-    sources: dict[str, str] = field(default_factory=dict)  # of each setting: a variable or a file
+    sources: dict[str, str] = field(default_factory=dict)  # where each setting comes from: a variable or a file
 
 
 def config_path(environment: Mapping[str, str] = os.environ) -> Path:
@@ -75,7 +75,9 @@ def _read_file(path: Path, *, must_exist: bool) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     refuse_unknown(str(path), values, KEYS)
     values = {name: _check(name, value, f"{path}: {name}") for name, value in values.items()}
-    if str(values.get("model", "")).startswith((".", "~")):  # a folder beside the file, not in the current folder
+    if str(values.get("model", "")).startswith(
+        (".", "~")
+    ):  # relative to the configuration file, not to the current folder
         values["model"] = os.path.abspath(path.parent / os.path.expanduser(values["model"]))
     return values
 

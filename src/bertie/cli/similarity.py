@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 EXAMPLE = """  bertie similarity "A cat sat on the mat." "The feline rested on the rug." "Stocks fell."
   bertie similarity pairs.csv -o scores.csv -m ./my-model                   # columns: text_a, text_b
 """
-MOST = 2000  # texts whose similarity matrix is computed
+MAX_TEXTS = 2000  # of a similarity matrix
 
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "similarity", "similarity of texts: all pairs, or row by row", __doc__, EXAMPLE)
+    parser = verb(verbs, "similarity", "compute the similarity of texts: all pairs, or row by row", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)
     add_pair(parser)
@@ -50,10 +50,10 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError("--on-error null is for a file of pairs; pass --on-error skip")
     stream = Stream(args, table, columns)
     if len(columns) == 1 and args.resume:
-        raise UsageError("--resume is for a file of pairs; a similarity matrix is computed when all texts are read")
-    if len(columns) == 1 and stream.has_more_than(MOST):
+        raise UsageError("--resume is for a file of pairs; a similarity matrix needs all texts")
+    if len(columns) == 1 and stream.has_more_than(MAX_TEXTS):
         raise InputError(
-            f"{table.name} has over {MOST:,} texts, too many for a similarity matrix; pass pairs: text_a, text_b"
+            f"{table.name} has over {MAX_TEXTS:,} texts, too many for a similarity matrix; pass pairs: text_a, text_b"
         )
 
     import numpy as np

@@ -1,4 +1,4 @@
-"""Standard output whose errors name it, so that a full disk or a closed pipe is blamed on the right file."""
+"""Standard output that is named in its errors, so that a full disk or a closed pipe can be attributed to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "standard output"
 
 
 class _Raw(io.FileIO):
-    """A descriptor that is named in errors. After an error the rest is dropped, and not written again at exit."""
+    """A file descriptor with a name in errors. After an error, output is discarded and not retried at exit."""
 
     _failed = False
 
@@ -32,7 +32,7 @@ class _Raw(io.FileIO):
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Refuse a closed standard output, name it in errors, and flush it at the end rather than at exit."""
+    """Reject a closed standard output, name it in errors, and flush it before the interpreter exits."""
     if sys.stderr is None:  # closed; messages must not go to a file that was opened later
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
     original = sys.stdout

@@ -25,11 +25,10 @@ from bertie.data.writers import FieldType, JsonlWriter, Record, Schema, TableWri
 from bertie.errors import InputError
 
 # A chunk is one call of the task. Its batches depend on the chunk alone, and a run resumes between
-# two chunks: so the batches are the same wherever a run was interrupted, and results are equal bit
-# for bit.
+# two chunks: the batches are the same wherever a run was interrupted, and results are bit-identical.
 CHUNK_ROWS = 1024
 CHUNK_CHARACTERS = 1 << 20
-MAX_RETRIES = 8  # of a chunk without the row that failed; then each row is tried by itself
+MAX_RETRIES = 8  # of a chunk without the row that failed; then each row is tried separately
 MAX_LISTED = 5  # errors of rows
 ERROR = "error"  # the field of a row without a result
 
@@ -37,7 +36,7 @@ ERROR = "error"  # the field of a row without a result
 READ_SCHEMA: Schema = {"tokens_total": int, "tokens_read": int, "windows": int, "tokens_unknown": int}
 READ_COLUMNS = ("tokens", "windows")
 
-# Arguments that results do not depend on, or that the journal has in another form.
+# Arguments that results do not depend on, or that the journal stores in another form.
 NOT_SETTINGS = (*("run", "cleanup", "items", "model", "output", "json", "resume", "overwrite", "quiet", "verbose"),)
 
 Item = Any  # a text, or a pair of texts
@@ -57,7 +56,7 @@ class Stream:
         columns: Sequence[str],
         *,
         embeddings: bool = False,
-        lists: Sequence[str] = (),  # columns whose cells may be lists: they come as JSON
+        lists: Sequence[str] = (),  # columns whose cells may be lists, which are passed on as JSON
         has_on_error: bool = True,  # whether the verb has the flag --on-error
     ) -> None:
         self._args, self._table, self._columns, self._lists = args, table, columns, lists
@@ -76,7 +75,7 @@ class Stream:
         while isinstance(begin[-1], MalformedRow):
             begin.append(next(rows))
         self._rows = chain(begin, rows)
-        # By the first row of the input that can be read, wherever this run starts.
+        # The type of the first readable row of the input, even if this run starts at a later one.
         self._id_type = int if isinstance(begin[-1].get("id"), int) else str
         self._schema: Schema = {}  # of the results
         self._cell_errors: dict[int, str] = {}  # by row
@@ -101,7 +100,7 @@ class Stream:
         }
 
     def has_more_than(self, limit: int) -> bool:
-        """Whether there are more items to process than that; reads so many rows ahead."""
+        """Whether there are more than `limit` items to process; reads that many rows ahead."""
         ahead, count = [], 0
         for entry in self._items:
             ahead.append(entry)
@@ -118,7 +117,7 @@ class Stream:
         skip = 0 if self._output is None else self._output.rows
         interactive = self._output is None and sys.stdout.isatty()  # the results themselves show the progress
         fraction: float | None = self._table.fraction() if skip else 0.0
-        # A few texts of the command line are no long work, even if the first of them takes a second.
+        # A few texts on the command line need no progress bar, even if the first of them takes a second.
         show = None if self._table.is_literal else True
         progress = Progress(self._args.verb, lambda: fraction, initial=skip, show=show)
         with nullcontext() if interactive else progress:
@@ -164,7 +163,7 @@ class Stream:
     def _without_failing(
         self, process: Process, rows: Sequence[NumberedItem], error: InputError, *, probe: bool
     ) -> list[NumberedItem]:
-        """Return the rows without the one that the error names; with `probe`, without all that fail by themselves."""
+        """Remove the row that the error names; with `probe`, all rows that fail when processed separately."""
         named = re.match(r"(?:text|pair|question|item|context) (\d+)\b", str(error))
         suspects = rows if probe or named is None else [rows[int(named[1])]]
         failed = len(self._cell_errors)
@@ -174,7 +173,7 @@ class Stream:
             except InputError as cause:
                 self._cell_errors[number] = self._describe(number, cause)
         if len(self._cell_errors) == failed:
-            raise error  # not the fault of a row
+            raise error  # not caused by a row
         return [entry for entry in rows if entry[0] not in self._cell_errors]
 
     def write(
@@ -202,7 +201,7 @@ class Stream:
             output.finish()
 
     def store_vectors(self, results: Iterable[list[Result]], dimension: int) -> Any:
-        """Write embeddings to the partial file, and map it (n, dimension); it stays there until `remove_stored`."""
+        """Write embeddings to the partial file, and memory-map it (n, dimension); `remove_stored` deletes it."""
         import numpy as np
 
         assert self._output is not None
@@ -217,7 +216,7 @@ class Stream:
         return np.memmap(output.path, "<f4", "r", offset=len(writer.header()), shape=shape)
 
     def remove_stored(self) -> None:
-        """Remove what `store_vectors` wrote."""
+        """Delete the file that `store_vectors` wrote."""
         assert self._output is not None
         self._output.journal.unlink(missing_ok=True)
         self._output.path.unlink(missing_ok=True)
@@ -245,7 +244,7 @@ class Stream:
             yield chunk
 
     def _digested(self, chunk: Iterable[NumberedItem]) -> Iterator[str]:
-        """Yield everything of the rows that the results depend on."""
+        """Yield the cells of the rows that the results depend on."""
         for _, row, item in chunk:
             if isinstance(item, str):
                 yield item
@@ -255,15 +254,15 @@ class Stream:
                 yield repr(row.get(key))
 
     def _skip_done(self, output: ResumableFile) -> None:
-        """Skip the rows of an interrupted run, if they are the same as then."""
+        """Skip the rows that an interrupted run has processed; raise an error if they have changed."""
         left = output.rows
         for rows in chunk_rows(islice(self._items, left), CHUNK_ROWS, CHUNK_CHARACTERS):
             self._consumed.update(self._digested(rows))
             left -= len(rows)
         if output.rows and (left or self._consumed.hexdigest() != output.consumed):
             raise InputError(
-                f"{self._table.name} was changed since {output.path} was started: its first {output.rows:,} rows are "
-                f"not those of the interrupted run; restore the file, or {START_OVER}"
+                f"{self._table.name} has changed since {output.path} was started: its first {output.rows:,} rows "
+                f"differ from those of the interrupted run; restore the file, or {START_OVER}"
             )
 
     def _number_items(self) -> Iterator[NumberedItem]:
@@ -272,7 +271,7 @@ class Stream:
             yield number, row, texts if len(texts) > 1 else texts[0]
 
     def _text(self, number: int, row: Row, column: str) -> str:
-        """The text of a cell; an empty one if there is none, and the row is to be skipped."""
+        """The text of a cell; with --skip-empty, an empty text if it is missing."""
         value = row.get(column)
         if self._args.skip_empty and not isinstance(row, MalformedRow) and (value is None or value != value):
             return ""

@@ -1,8 +1,9 @@
 """Suggest which unlabelled texts to label next.
 
-With a trained classifier or tagger (-m), texts that it is uncertain of, and that differ from each other. Without one,
-or with a model that only embeds, typical texts of the largest groups. The output has a column label to fill in; then
-bertie train reads it. Pass the texts that are labelled already with --labelled, so that others are suggested.
+Active learning. With a trained classifier or tagger (-m), suggest texts that it is uncertain about and that differ from
+each other; without one, or with a model that only embeds, typical texts of the largest clusters. The output has an
+empty column label to fill in, for `bertie train`. Pass the texts that are already labelled with --labelled, so that
+different ones are suggested.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def add(verbs: Verbs) -> None:
     add_model(parser)
     add_head(parser)
     add_top_k(parser, 20, "number of texts to suggest")
-    parser.add_argument("--labelled", metavar="FILE", help="texts that are labelled already")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the clustering (default: 0)")
+    parser.add_argument("--labelled", metavar="FILE", help="texts that are already labelled")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the clustering (default: 0)")
     add_output(parser)
     parser.set_defaults(run=run)
 
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     column = table.column(["text"], args.column, "--column", only=True)
     stream = Stream(args, table, [column])
     if args.resume:
-        raise UsageError("--resume is not for suggest: texts are chosen when all of them are read")
+        raise UsageError("suggest does not support --resume: it selects among all texts")
     known = _labelled_texts(args.labelled, column)
 
     from bertie.tasks import Embedder, Tagger

@@ -1,6 +1,6 @@
 """Find labelled spans in each text: named entities, parts of speech, or any other labels of the model.
 
-With --labels, spans with these labels, by a model that takes any (GLiNER).
+With --labels: zero-shot, with any labels and a GLiNER model.
 """
 
 from __future__ import annotations
@@ -46,16 +46,18 @@ def add(verbs: Verbs) -> None:
         "--aggregation-strategy",
         choices=("average", "first", "max", "simple", "none"),
         default="average",
-        help="how the tokens of a word get one label: by their average probabilities (the default), by the first token "
-        "or by the most confident one (max); simple: label tokens and join adjacent ones; none: one span per token",
+        help="how the tokens of a word get one label: from their average probabilities (the default), the first token, "
+        "or the most confident one (max); simple: label tokens and merge adjacent ones; none: one span per token",
     )
-    parser.add_argument("--ignore-labels", default="O", metavar="A,B,…", help="labels that mark no span (default: O)")
-    parser.add_argument("--labels", metavar="A,B,…", help="find spans with these labels, with a GLiNER model")
+    parser.add_argument("--ignore-labels", default="O", metavar="A,B,…", help="labels to ignore (default: O)")
     parser.add_argument(
-        "--threshold", type=float, default=0.5, help="with --labels: leave out spans with a lower score (default: 0.5)"
+        "--labels", metavar="A,B,…", help="zero-shot: find spans with these labels, with a GLiNER model"
     )
-    parser.add_argument("--nested", action="store_true", help="with --labels: spans may lie inside one another")
-    parser.add_argument("--multi-label", action="store_true", help="with --labels: a span may have several labels")
+    parser.add_argument(
+        "--threshold", type=float, default=0.5, help="with --labels: minimum score of a span (default: 0.5)"
+    )
+    parser.add_argument("--nested", action="store_true", help="with --labels: allow nested spans")
+    parser.add_argument("--multi-label", action="store_true", help="with --labels: allow several labels per span")
     add_output(parser)
     parser.set_defaults(run=run)
 
@@ -65,7 +67,9 @@ def run(args: argparse.Namespace) -> None:
     if args.labels is None and (args.nested or args.multi_label or args.threshold != 0.5):
         raise UsageError("--threshold, --nested and --multi-label need --labels")
     if args.labels is not None and (args.aggregation_strategy != "average" or args.ignore_labels != "O"):
-        raise UsageError("--aggregation-strategy and --ignore-labels are for the labels of a head: leave out --labels")
+        raise UsageError(
+            "--aggregation-strategy and --ignore-labels need a token classification head: leave out --labels"
+        )
     table = open_input(args)
     stream = Stream(args, table, [table.column(["text"], args.column, "--column", only=True)])
 
@@ -107,17 +111,17 @@ def _by_head(args: argparse.Namespace) -> Callable[[list[str]], Iterator[dict[st
 
 
 def _by_elmo(args: argparse.Namespace) -> Callable[[list[str]], Iterator[dict[str, Any]]]:
-    """Tag with the labels of a tagger over ELMo."""
+    """Tag with an ELMo tagger."""
     tagger, ignored = load_tagger(args), args.ignore_labels.split(",")
     return lambda texts: map(asdict, tagger.tag_each(texts, ignore_labels=ignored))
 
 
 def _by_labels(args: argparse.Namespace) -> Callable[[list[str]], Iterator[dict[str, Any]]]:
-    """Tag with the labels of the command line."""
+    """Tag with the labels given by --labels."""
     from bertie.tasks import ZeroShotTagger
 
     task = load(ZeroShotTagger, args)
     labels = [label.strip() for label in args.labels.split(",") if label.strip()]
     options: dict[str, Any] = {"threshold": args.threshold, "flat": not args.nested, "multi_label": args.multi_label}
-    task.options(labels, **options)  # raises now if they cannot be used
+    task.options(labels, **options)  # raises if they are invalid
     return lambda texts: map(asdict, task.tag_each(texts, labels, **options))

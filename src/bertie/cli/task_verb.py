@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_task_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
-    """Declare the verbs in the table of tasks that are not declared yet."""
+    """Declare the verbs of tasks in the registry that have no module in this package."""
     for row in registry.TASKS.values():
         if row.verb is not None and row.verb not in verbs.choices:
             add(verbs, row)

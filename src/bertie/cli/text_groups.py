@@ -1,4 +1,4 @@
-"""What the verbs on groups of texts share: an input that is read more than once, its embeddings, and their outputs."""
+"""Shared code of the verbs on groups of texts: an input that is read repeatedly, its embeddings, and outputs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from bertie.errors import ExistsError, InputError
 if TYPE_CHECKING:
     from bertie.pipeline.outputs import FloatArray
 
-MOST_CHARACTERS = 200  # of a text in a list of groups
+MAX_CHARACTERS = 200  # of a text in a list of groups
 PROGRESS_ROWS = 256  # between two updates of a progress bar
-# The arguments that embeddings depend on: with the others changed, an interrupted run can be resumed.
+# The arguments that embeddings depend on; changing others does not prevent resuming.
 EMBEDDING_ARGUMENTS = (
     *("verb", "items", "as_text", "format", "column", "model", "revision", "device", "precision", "overflow"),
     *("deterministic", "resume", "overwrite", "json", "quiet", "verbose", "cleanup"),
@@ -34,13 +34,13 @@ EMBEDDING_ARGUMENTS = (
 
 
 def add_group_flags(parser: argparse.ArgumentParser, output: str) -> None:
-    """Add the texts, the model, -o/--output, --json, --resume and --overwrite; `output` says what is written."""
+    """Add the texts, the model, -o/--output, --json, --resume and --overwrite; `output`: the help of -o."""
     add_input(parser)
     add_column(parser)
     add_model(parser)
     parser.add_argument("-o", "--output", metavar="OUT", help=output)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--resume", action="store_true", help="continue with the embeddings of an interrupted run")
+    parser.add_argument("--resume", action="store_true", help="reuse the embeddings of an interrupted run")
     parser.add_argument("--overwrite", action="store_true", help="replace existing output files")
 
 
@@ -65,7 +65,7 @@ class TextInput:
         return open_table(self._copy, self._args.format or "text") if self._copy else open_input(self._args)
 
     def texts(self, label: str | None = None) -> Iterator[str]:
-        """Read the texts; `label`: of a progress bar."""
+        """Read the texts; `label`: that of a progress bar."""
         table = self.open()
         with nullcontext() if label is None else Progress(label, table.fraction) as progress:
             number = 0
@@ -77,7 +77,7 @@ class TextInput:
                 progress.update(number % PROGRESS_ROWS)
 
     def embeddings(self) -> FloatArray:
-        """(n, D) embeddings of the texts, memory-mapped from a file beside the output, which `--resume` continues."""
+        """(n, D) embeddings of the texts, memory-mapped from a file beside the output, which `--resume` reuses."""
         from bertie.tasks import Embedder
 
         values = {key: getattr(self._args, key) for key in EMBEDDING_ARGUMENTS}
@@ -127,9 +127,9 @@ def _copied(item: str, args: argparse.Namespace) -> str:
 
 
 def check_outputs(args: argparse.Namespace, *names: str) -> list[Path]:
-    """The paths of output files, which must be new, or replaceable by --overwrite.
+    """The paths of output files, which must be new unless --overwrite is given.
 
-    With both --overwrite and --resume, an interrupted run that replaces them is continued.
+    With both --overwrite and --resume, an interrupted run that replaces them is resumed.
     """
     paths = [Path(name) for name in names]
     for path in paths:
@@ -159,5 +159,5 @@ def sibling(output: str, ending: str) -> str:
 
 
 def shorten(text: str) -> str:
-    """The beginning of a long text, which a list of groups need not hold."""
-    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+    """Truncate a long text for display."""
+    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"

@@ -30,7 +30,7 @@ EXAMPLE = """  bertie tokenize "A cat sat on the mat."
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(verbs, "tokenize", "token ids, tokens and offsets of texts", __doc__, EXAMPLE)
+    parser = verb(verbs, "tokenize", "tokenize texts: token ids, tokens and offsets", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)
     add_pair(parser)

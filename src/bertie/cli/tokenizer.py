@@ -43,7 +43,7 @@ def add(verbs: Verbs) -> None:
         commands.add_parser(
             "extend",
             help="add the words of a corpus to a WordPiece vocabulary",
-            description="Append the words of a corpus that save the most tokens. Existing ids stay the same.",
+            description="Append the words of a corpus that save the most tokens. Existing ids do not change.",
         )
     )
 
@@ -71,10 +71,18 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         "--min-frequency", type=int, default=2, metavar="N", help="minimum frequency of a token (default: 2)"
     )
     parser.add_argument(
-        "--limit-alphabet", type=int, default=1000, metavar="N", help="maximum number of characters (default: 1000)"
+        "--limit-alphabet",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="maximum number of distinct characters (default: 1000)",
     )
     parser.add_argument(
-        "--special-token", action="append", default=[], metavar="TOKEN", help="another special token; may be repeated"
+        "--special-token",
+        action="append",
+        default=[],
+        metavar="TOKEN",
+        help="additional special token; may be repeated",
     )
     parser.add_argument(
         "--max-length", type=int, default=512, metavar="N", help="maximum length of the model in tokens (default: 512)"

@@ -1,4 +1,4 @@
-"""Run each task on the built-in model, and show what was read and how long it took."""
+"""Run each task on the built-in model, and show its output, the tokens that were read, and the time."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ class _Page:
         yield from (f"{self.bold}{line}{self.reset}" for line in self.wrap(f"{step.verb}: {step.title}"))
         for example in step.examples:
             yield from self._row("input", example.input)
-            # The score of an answer is a sum of logits, comparable only to other answers.
+            # The score of an answer is its probability among the best spans only.
             scored = step.verb != "answer"
             predictions = [f"{text} {score:.2f}" if scored else text for text, score in example.predictions]
             yield from self._row("output", "; ".join(predictions) or "none")

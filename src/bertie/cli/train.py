@@ -1,8 +1,8 @@
 """Fine-tune a model for a task on labelled texts, and report its scores with confidence intervals.
 
-All data is read and checked first. The output folder appears when everything is done: the model, a report (report.md,
-report.html, report.json) and a model card (README.md). Until then the state of the run is kept beside it, in
-OUT.training; an interrupted run is resumed by the same command with --resume.
+All data is read and checked first. The output folder is created at the end, with the model, a report (report.md,
+report.html, report.json) and a model card (README.md). Until then the training state is kept beside it, in
+OUT.training; to resume an interrupted run, repeat the command with --resume.
 
 Column names: text, or text_a and text_b, with label or labels (classify) or score (regress); tokens and tags (tag);
 question, context and answers (answer); query, passage and label (rerank); anchor, positive and negative, or query and
@@ -59,27 +59,31 @@ def add(verbs: Verbs) -> None:
     parser = verb(verbs, "train", "fine-tune a model on labelled texts, and report its scores", __doc__, EXAMPLE)
     tasks = ", ".join(registry.trainable())
     parser.add_argument("items", nargs="*", metavar="TASK TRAIN", help=f"the task ({tasks}), then the training files")
-    parser.add_argument("--dev", metavar="FILE", help="data to select the best epoch on, and to calibrate on")
-    parser.add_argument("--test", metavar="FILE", help="data to report on; nothing is selected on it")
+    parser.add_argument(
+        "--dev", metavar="FILE", help="validation data: selects the best epoch and calibrates the model"
+    )
+    parser.add_argument("--test", metavar="FILE", help="test data for the report; never used for selection")
     add_columns(parser)
     parser.add_argument(
         "--recipe",
         metavar="TOML|NAME",
-        help="all of these settings: a file, or one of bertie recipes; flags override it",
+        help="task, data and settings: a TOML file, or a name listed by `bertie recipes`; flags override it",
     )
     parser.add_argument(
         "--data", metavar="FOLDER", help="folder that paths in the recipe are relative to (default: that of the file)"
     )
     add_model(parser, precision=False, from_settings=False)
-    parser.add_argument("--baseline", metavar="MODEL", help="another trained model, to compare with on the test data")
-    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="the folder for the model")
+    parser.add_argument("--baseline", metavar="MODEL", help="another trained model to compare with on the test data")
+    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="folder to save the model in")
     parser.add_argument(
         "--seeds",
         metavar="N|A,B,…",
         type=_seeds,
-        help="number of seeds, starting at --seed; or a list. The best is kept",
+        help="number of seeds, starting at --seed, or a list of seeds; the best run is kept",
     )
-    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help="how torchrun distributes the model")
+    parser.add_argument(
+        "--strategy", choices=("ddp", "fsdp"), default="ddp", help="parallelism under torchrun (default: ddp)"
+    )
     parser.add_argument("--save-steps", metavar="N", type=count, help="save the training state every N steps")
     parser.add_argument("--resume", action="store_true", help="resume an interrupted run, if there is one")
     parser.add_argument("--overwrite", action="store_true", help="replace the model in the output folder")
@@ -136,14 +140,16 @@ def _settings(args: argparse.Namespace) -> RecipeFile:
     flags = recipe_values(args)
     if args.recipe is not None:
         if args.items:
-            raise UsageError(f"{args.items[0]!r} and a recipe: --recipe names the data; leave one of them out")
+            raise UsageError(
+                f"{args.items[0]!r} and --recipe, which defines the task and the data: leave one of them out"
+            )
         settings = read_recipe(recipes.find(args.recipe, recipes.FINE_TUNING), _data_root(args))
         splits = {split: file for split in ("dev", "test") if (file := getattr(args, split)) is not None}
         settings = replace(settings, columns=settings.columns | columns, **splits)
         seeds = [] if "seed" in flags else settings.seeds
     else:
         if args.data is not None:
-            raise UsageError("--data is for the paths in a recipe; name one with --recipe")
+            raise UsageError("--data is for the paths in a recipe; pass one with --recipe")
         if not args.items or args.items[0] not in registry.trainable():
             what = f"{args.items[0]!r} is not a task" if args.items else "name a task, or a recipe with --recipe"
             raise UsageError(f"{what}; the tasks are {', '.join(registry.trainable())} (see bertie train --help)")
@@ -163,7 +169,7 @@ def _settings(args: argparse.Namespace) -> RecipeFile:
 
 
 def _data_root(args: argparse.Namespace) -> str | None:
-    """The folder of a recipe's data: for one that comes with Bertie the current folder, or that of the example data."""
+    """The folder of a recipe's data: for a packaged recipe the current folder, or that of the example data."""
     if args.data is not None or not recipes.is_packaged(args.recipe, recipes.FINE_TUNING):
         return str(args.data) if args.data is not None else None
     return None if args.recipe == "example" else "."
@@ -191,7 +197,7 @@ def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
 
     check_curve(args)
     if args.baseline is not None and settings.test is None:
-        raise UsageError("--baseline is compared on the test data; name it with --test")
+        raise UsageError("--baseline is compared on the test data; pass it with --test")
     for name in (*settings.train, settings.dev, settings.test):
         check_distinct(args.output, name or "")
     check_distinct(args.output, str(settings.model), is_model=True)
@@ -215,7 +221,7 @@ def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
 
     training_for(registry.get(task).trainable_class()).check_data(train, dev, test)
     if args.baseline is not None and test is not None:
-        _baseline_data(args.baseline, task, test)  # raises if it cannot be compared
+        _baseline_data(args.baseline, task, test)  # raises if its labels do not match
     model = str(settings.model)
     if args.revision is not None:
         from bertie.checkpoints.hub import resolve
@@ -240,7 +246,7 @@ def _job(args: argparse.Namespace, settings: RecipeFile) -> FineTuningJob:
 
 
 def _open_runs(args: argparse.Namespace, job: FineTuningJob) -> SeedRuns:
-    """The runs of a job, with those that are done already; prints the plan."""
+    """The runs of a job, including completed ones; prints the plan."""
     import torch
 
     from bertie.training.distributed import World, local_device
@@ -254,7 +260,7 @@ def _open_runs(args: argparse.Namespace, job: FineTuningJob) -> SeedRuns:
 
 
 def _print_plan(job: FineTuningJob, runs: SeedRuns) -> None:
-    """Print to standard error what is about to be done."""
+    """Print the plan to standard error."""
     from bertie.training.finetune.defaults import print_reasons
     from bertie.training.finetune.methods import plan_methods
     from bertie.training.finetune.reports import label_counts
@@ -311,15 +317,15 @@ def _finish(args: argparse.Namespace, settings: RecipeFile, job: FineTuningJob, 
         print(json.dumps({"output": args.output, "task": job.task, **seeds, **scores}))
         return
     if report is None:
-        print(f"{args.output} is the model; without --dev, --test or held-out rows it has no score", file=sys.stderr)
+        print(f"saved {args.output}; without --dev, --test or held-out rows there is no score", file=sys.stderr)
         return
     sys.stdout.write(report_table(report))
     sys.stdout.flush()  # before what follows on standard error
     score = report.evaluations[report.final].scores[report.main]
     seed = f" (seed {best.result.seed})" if len(job.seeds) > 1 else ""
     source = report.final if best.validation is None or report.final != "dev" else best.validation.description
-    print(f"{args.output} is the model{seed}: {report.main} {score}, {source}", file=sys.stderr)
-    print(f"its report is {args.output}/report.html", file=sys.stderr)
+    print(f"saved {args.output}{seed}: {report.main} {score}, {source}", file=sys.stderr)
+    print(f"report: {args.output}/report.html", file=sys.stderr)
 
 
 def _report(
@@ -351,7 +357,7 @@ def _report(
 
 
 def _baseline_data(model: str, task: str, data: LabelledDataset) -> LabelledDataset:
-    """The data with the labels of a baseline, whose weights are not loaded for that."""
+    """The data with the labels of a baseline; its weights are not loaded."""
     from bertie.checkpoints.checkpoint import Checkpoint
     from bertie.training.finetune.comparison import with_labels_of
 

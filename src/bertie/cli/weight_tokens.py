@@ -2,7 +2,7 @@
 
 Smooth inverse frequency (SIF) for an embedder with mean pooling: a token that occurs in the
 fraction p of the texts gets the weight S / (S + p), where S is --smoothing. Use many texts from the
-domain that will be searched. The model's task heads stay as they are. The result is stored as
+domain that will be searched. The model's task heads do not change. The result is stored as
 sentence-transformers' WordWeights module, so sentence-transformers applies the same weights.
 """
 
@@ -34,9 +34,9 @@ def add(verbs: Verbs) -> None:
     add_column(parser)
     add_model(parser, overflow=False)
     add_device(parser)
-    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="where to save the model")
+    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder to save the model in")
     parser.add_argument(
-        "--smoothing", metavar="S", type=float, default=0.1, help="S of the weight S / (S + p) (default: 0.1)"
+        "--smoothing", metavar="S", type=float, default=0.1, help="S in the weight S / (S + p) (default: 0.1)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the output folder if it exists")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")

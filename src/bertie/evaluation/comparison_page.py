@@ -88,7 +88,7 @@ def _differences(comparison: RunComparison) -> Section:
         rows.append([pair.first, pair.second, f"{pair.rows:,}", *values, verdict])
     test = "McNemar's exact test" if comparison.kind == "classify" else "paired bootstrap"
     text = f"On the rows that both runs predicted. p: {test}, corrected for {len(rows)} comparisons (Holm)."
-    head = ["run", "other run", "rows", f"{comparison.metric}: difference", "p", ""]
+    head = ["run", "other run", "rows", f"{comparison.metric}: difference (run − other)", "p", ""]
     return Section("Differences", [text if len(rows) > 1 else text.split(", corrected")[0] + ".", Table(head, rows)])
 
 
@@ -103,7 +103,10 @@ def _baselines(comparison: RunComparison) -> Section | None:
                 )
     if not rows:
         return None
-    return Section("Baselines", [Table(["run", "baseline", comparison.metric, "better by", "p"], rows, sortable=True)])
+    return Section(
+        "Baselines",
+        [Table(["run", "baseline", comparison.metric, "difference (run − baseline)", "p"], rows, sortable=True)],
+    )
 
 
 def _findings(comparison: RunComparison) -> Section | None:

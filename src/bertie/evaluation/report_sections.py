@@ -143,7 +143,7 @@ def _baselines(report: ModelReport) -> Section | None:
         text += f"Frozen embeddings are those of {table.encoder}. "
     text += "p: " + ("McNemar's exact test." if report.kind == "classify" else "paired bootstrap.")
     return Section(
-        "Baselines", [text, Plot(plot, alt), Table(["", table.metric, "this model is better by", "p"], rows)]
+        "Baselines", [text, Plot(plot, alt), Table(["", table.metric, "difference (model − baseline)", "p"], rows)]
     )
 
 

@@ -31,7 +31,7 @@ from bertie.evaluation.retrieval import Qrels, Run, per_query_metrics
 from bertie.tasks.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, find_prompt
 
 if TYPE_CHECKING:
-    from bertie.tasks import Embedder, Reranker
+    from bertie.tasks import Embedder, LateInteraction, Reranker
 
     Vectors = NDArray[np.float32]
 
@@ -243,7 +243,7 @@ def fuse_by_rank(*runs: Run) -> Run:
 
 def rerank_run(
     dataset: RetrievalDataset,
-    reranker: Reranker,
+    reranker: Reranker | LateInteraction,
     run: Run,
     *,
     depth: int = RERANK_DEPTH,

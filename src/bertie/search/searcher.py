@@ -103,7 +103,10 @@ class Searcher:
         if self.mode not in MODES:
             raise InputError(f"mode={self.mode!r} must be one of {', '.join(MODES)}")
         if self.mode == "sparse" and not self.has_sparse:
-            raise InputError("mode='sparse' needs an index with sparse embeddings: pass sparse= to Index.create")
+            raise InputError(
+                "mode='sparse' needs an index with sparse embeddings: create it with Index.create(…, sparse=MODEL) or "
+                "bertie index --sparse MODEL"
+            )
         check_positive(k=self.k, depth=self.depth)
         if self.weights is not None:
             check_weights(self.weights, self._weighted_stages)
