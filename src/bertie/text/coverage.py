@@ -2,7 +2,7 @@
 
 A token is unknown if it is the unknown token ([UNK]), or a single letter of a script in which the vocabulary has no
 words: the vocabularies of English models contain most alphabets, and spell every Russian or Greek word letter by
-letter. Languages in a script that the vocabulary covers are not told apart: an English model reads German as rare words.
+letter. Languages in a script that the vocabulary covers are not told apart: to an English model, German is rare words.
 """
 
 from __future__ import annotations
