@@ -702,7 +702,7 @@ def test_every_key(named: Path) -> None:
         (("heads", "rank", "head", "kind"), "token", r"rank\.head: kind='token'"),
         (("heads", "answer", "kind"), "tag", "'answer' of kind 'tag'"),
         (("heads", "a b"), {}, "head is missing"),
-        (("heads", "classify"), "copy", "'classify': a head of this name exists already"),
+        (("heads", "classify"), "copy", "'classify': a head of this name already exists"),
     ],
 )
 def test_contradictions(path: tuple[str, ...], value: Any, message: str, named: Path) -> None:

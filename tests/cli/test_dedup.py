@@ -128,7 +128,7 @@ def test_standard_input_and_texts(
         (["-o", "none/out.jsonl"], 1, "there is no folder none"),
         (["-o", "in.jsonl"], 2, "in.jsonl is the input"),
         (["--threshold", "0.2"], 1, "must lie between 0.5 and 1"),
-        (["--resume"], 2, "--resume is for --method semantic"),
+        (["--resume"], 2, "--resume needs --method semantic"),
         (["--memory", "0"], 2, "--memory 0"),
         (["--column", "text"], 1, "has no column 'text'"),
     ],

@@ -140,7 +140,7 @@ def test_a_model_without_that_head(
         (["fill", "a [MASK]", "--candidates", " "], 1, "no tokens"),
         (["fill", "a cat", "--score", "--candidates", "a"], 2, "--score"),
         (["classify", "a cat", "--multi-label"], 2, "need --labels"),
-        (["classify", "a cat", "--labels", "x,x"], 1, "different"),
+        (["classify", "a cat", "--labels", "x,x"], 1, "distinct"),
         (["classify", "a cat", "--labels", "x", "--template", "none"], 1, "{}"),
         (["answer", "a cat"], 2, "pass --context"),
         (["answer", "-", "--context", "-"], 2, "standard input"),

@@ -181,7 +181,7 @@ def test_named_heads(models: dict[str, str], here: Path, capsys: pytest.CaptureF
         write_toys(Path(head), task)
         data[head] = f"{head}/train.jsonl"
     heads.fit(data, progress=False).save("both")
-    assert "choose with --head: names, pets" in failed(capsys, "pets/test.jsonl", "-m", "both")
+    assert "select one with --head: names, pets" in failed(capsys, "pets/test.jsonl", "-m", "both")
     assert "none" in failed(capsys, "pets/test.jsonl", "-m", "both", "--head", "none")
     assert "accuracy" in evaluated(capsys, "pets/test.jsonl", "-m", "both", "--head", "pets")
     assert "recall" in evaluated(capsys, "names/test.jsonl", "-m", "both", "--head", "names")
@@ -253,7 +253,7 @@ def test_no_model_was_named(here: Path, capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr("bertie.checkpoints.hub.built_in", list)
     write(Path("in.jsonl"), [{"text": "a cat", "label": "cat"}])
     assert main(["eval", "in.jsonl"]) == 2
-    assert "pass one with -m" in capsys.readouterr().err
+    assert "pass a folder or a hub id with -m" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_named_first(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,7 @@ def test_fewer_rows_and_other_ids_are_not_resumed(
     for changed in (fewer + b" " * (len(lines(rows)) - len(fewer)), lines(["".join(rows[0].split("0", 1)), *rows[1:]])):
         Path("in.jsonl").write_bytes(changed.ljust(len(lines(rows))))
         assert main([*argv, "--resume"]) == 1
-        assert "its first 8 rows are not those of the interrupted run" in capsys.readouterr().err
+        assert "its first 8 rows differ from those of the interrupted run" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -139,7 +139,7 @@ def test_existing_output_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     write_corpus("a.txt")
     before = train_files("a.txt")
     assert main(["tokenizer", "train", "nowhere.txt", "-o", "out"]) == 1
-    assert "out exists already" in capsys.readouterr().err  # before the corpus is read
+    assert "out already exists" in capsys.readouterr().err  # before the corpus is read
     assert {file.name: file.read_bytes() for file in Path("out").iterdir()} == before
 
 

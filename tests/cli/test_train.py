@@ -426,10 +426,10 @@ BAD: list[tuple[str, list[str], int, str]] = [
     ("seeds twice", ["classify", "train.jsonl", "--seeds", "1,1"], 2, "different whole numbers"),
     ("seed and seeds", ["classify", "train.jsonl", "--seeds", "1,2", "--seed", "3"], 2, "use one of them"),
     ("no seeds", ["classify", "train.jsonl", "--seeds", "0"], 2, "--seeds"),
-    ("data without recipe", ["classify", "train.jsonl", "--data", "."], 2, "name one with --recipe"),
+    ("data without recipe", ["classify", "train.jsonl", "--data", "."], 2, "pass one with --recipe"),
     ("no such recipe", ["--recipe", "none.toml"], 1, "there is no recipe 'none.toml'"),
     ("unknown key", ["--recipe", "odd.toml"], 1, "did you mean 'epochs'?"),
-    ("baseline without test", ["classify", "train.jsonl", "--baseline", "x"], 2, "name it with --test"),
+    ("baseline without test", ["classify", "train.jsonl", "--baseline", "x"], 2, "pass it with --test"),
     ("no device", ["classify", "train.jsonl", "--device", "nonsense"], 1, "--device nonsense cannot be used"),
     ("weights of none", ["classify", "train.jsonl", "--class-weights", "bird=2"], 1, "has unknown labels: bird"),
     ("bad weights", ["classify", "train.jsonl", "--class-weights", "bird="], 2, "--class-weights takes LABEL=WEIGHT"),
@@ -485,6 +485,6 @@ def test_plain_tags(models: dict[str, str], here: Path, capsys: pytest.CaptureFi
 def test_no_model_was_named(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertie.checkpoints.hub.built_in", list)
     assert main(["train", *write_toys(here, "classify"), "--output", "out"]) == 2
-    assert "pass one with -m" in capsys.readouterr().err
+    assert "pass a folder or a hub id with -m" in capsys.readouterr().err
     assert run(["train", *write_toys(here, "classify"), "-m", "x"]) == 2
     assert "--output" in capsys.readouterr().err

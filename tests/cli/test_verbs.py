@@ -95,7 +95,7 @@ def test_attend(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> N
 def test_too_many_texts_are_refused_before_they_are_embedded(
     models: dict[str, str], capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertie.cli.similarity.MOST", 3)
+    monkeypatch.setattr("bertie.cli.similarity.MAX_TEXTS", 3)
     (here / "many.csv").write_text("text\n" + "a\n" * 4)
     with monkeypatch.context() as patch:
         patch.setattr("bertie.cli.similarity.load", lambda *args, **options: pytest.fail("loads the model"))

@@ -41,7 +41,7 @@ def test_tag_with_labels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     [
         (("--nested",), "--threshold, --nested and --multi-label need --labels"),
         (("--labels", "a", "--ignore-labels", "X"), "leave out --labels"),
-        (("--labels", " , "), "at least one"),
+        (("--labels", " , "), "one or more"),
         (("--labels", "a", "--threshold", "2"), "threshold=2.0 must be a number from 0 to 1"),
         ((), "has no fixed labels"),
     ],

@@ -177,8 +177,8 @@ def test_invalid_arguments(made: Made) -> None:
     zero_shot = ZeroShot(classifier.checkpoint)
     for labels, template, message in (
         ("ab", "{}", "list"),
-        ([], "{}", "at least one"),
-        (["a", "a"], "{}", "different"),
+        ([], "{}", "one or more"),
+        (["a", "a"], "{}", "distinct"),
         (["a", None], "{}", "label 1 must be a str"),
         (["a"], "about", "must contain {}"),
         (["a"], "about {label}", "must contain {}"),

@@ -65,7 +65,7 @@ def test_the_map_is_of_a_sample() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(InputError, match="at least 2 texts, and there is 1"):
+    with pytest.raises(InputError, match="at least 2 texts, but got 1"):
         cluster_texts(["a"])
     with pytest.raises(InputError, match="clusters=4 must lie between 1 and the number of texts, 3"):
         cluster_texts(["a", "b", "c"], clusters=4)

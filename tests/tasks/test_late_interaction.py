@@ -55,7 +55,7 @@ def test_as_in_pylate(variant: str) -> None:
 
 
 def test_as_with_transformers(model: LateInteraction) -> None:
-    """Encoded from scratch: the prefix, the mask tokens that nothing attends to, the projection, MaxSim."""
+    """Encoded from scratch: the prefix, the mask masked attention, the projection, MaxSim."""
     encoder = transformers.AutoModel.from_pretrained(MODEL).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
     projection = load_file(MODEL / "1_Dense" / "model.safetensors")["linear.weight"]
@@ -216,7 +216,7 @@ def test_deberta_cannot_ignore_tokens(tmp_path: Path) -> None:
     for file in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
         shutil.copy(MODEL / file, tmp_path / file)
     shutil.copytree(MODEL / "1_Dense", tmp_path / "1_Dense")
-    with pytest.raises(ConfigError, match="tokens that nothing attends to"):
+    with pytest.raises(ConfigError, match="masked attention"):
         LateInteraction.load(tmp_path).embed_queries("a cat")
     file = tmp_path / "config_sentence_transformers.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"attend_to_expansion_tokens": True}))  # type: ignore[attr-defined]

@@ -87,7 +87,7 @@ def test_a_loaded_model_takes_no_options(folder: str, cross: str) -> None:
     embedder, reranker = Embedder.load(folder), Reranker.load(cross)
     assert MTEBEmbedder(embedder).model is embedder
     assert MTEBReranker(reranker).model is reranker
-    with pytest.raises(InputError, match="loaded already"):
+    with pytest.raises(InputError, match="already loaded"):
         MTEBEmbedder(embedder, overflow="truncate")
 
 

@@ -93,11 +93,11 @@ def test_texts() -> None:
     ("count", "options", "message"),
     [
         (10, {}, "neighbours=10 needs at least 20 texts, but got 10"),
-        (30, {"neighbours": 40}, "need 41"),
+        (30, {"neighbours": 40}, "needs at least 41"),
         (30, {"neighbours": 0}, "neighbours=0 must be at least 1"),
         (30, {"false_alarms": 1.0}, "false_alarms=1.0 must be a rate between 0 and 1"),
         (30, {"method": "fast"}, "method='fast' must be one of auto, exact, approximate"),
-        (30, {"reference": ["a"] * 30}, "too few for false_alarms=0.01: give 99 or more"),
+        (30, {"reference": ["a"] * 30}, "too few for false_alarms=0.01: pass 99 or more"),
     ],
 )
 def test_errors(count: int, options: dict[str, object], message: str) -> None:

@@ -54,7 +54,7 @@ def test_unknown_tasks() -> None:
         registry.get("sort")
     with pytest.raises(ConfigError, match="task='fill' must be one of"):
         registry.get("fill")
-    with pytest.raises(ConfigError, match="there is a task of that name already"):
+    with pytest.raises(ConfigError, match="a task with this name already exists"):
         registry.register(registry.TASKS["tag"])
     assert registry.row_for_head(HeadInfo("mlm")) is None
     assert registry.row_for_head(HeadInfo("classify", task="sort")) is None

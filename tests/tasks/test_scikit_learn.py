@@ -76,7 +76,7 @@ def test_tables(made: Made) -> None:
             "remainder__number",
         ]
     assert embedder.fit(table[["text"]]).transform(np.array(TEXTS)[:, None]).shape == (12, 32)
-    with pytest.raises(InputError, match="X has 2 columns, and transform takes one"):
+    with pytest.raises(InputError, match="X has 2 columns, but transform takes a single column"):
         embedder.transform(table)
     with pytest.raises(InputError, match=r"trained on pairs of texts; for texts and labels use bertie\.Classifier"):
         embedder.fit(TEXTS, LABELS)

@@ -112,9 +112,9 @@ def test_labels_change_scores_but_not_the_reading(tagger: ZeroShotTagger) -> Non
     ("labels", "options", "message"),
     [
         ("person", {}, "labels= takes a list of labels"),
-        ([], {}, "at least one"),
-        (["a", "a"], {}, "different"),
-        (["a", " "], {}, "not empty"),
+        ([], {}, "one or more"),
+        (["a", "a"], {}, "distinct"),
+        (["a", " "], {}, "non-empty"),
         ([3], {}, "label 0 must be a str"),
         (["a <<ENT>> b"], {}, "must not contain <<ENT>>"),
         (["a"], {"threshold": 1.5}, "threshold=1.5 must be a number from 0 to 1"),

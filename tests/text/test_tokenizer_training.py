@@ -181,7 +181,7 @@ def test_saving_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     save(tokenizer, tmp_path / "a" / "out")
     files = {file.name: file.read_bytes() for file in (tmp_path / "a" / "out").iterdir()}
     assert sorted(files) == ["special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"]
-    with pytest.raises(ExistsError, match="exists already"):
+    with pytest.raises(ExistsError, match="already exists"):
         save(other, tmp_path / "a" / "out")
     rename, calls = os.rename, []
 

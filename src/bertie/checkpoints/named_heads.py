@@ -90,7 +90,7 @@ def check_name(name: str, info: HeadInfo, model: Model) -> None:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise ConfigError(f"head {name!r:.80}: a head's name may have letters, digits, - and _")
     if name in model.heads:
-        raise ConfigError(f"head {name!r}: a head of this name exists already; choose another")
+        raise ConfigError(f"head {name!r}: a head of this name already exists; choose another")
     if hasattr(model.heads, name):
         raise ConfigError(f"head {name!r}: torch reserves this name; choose another")
     if name in get_args(HeadName) and name != info.kind:

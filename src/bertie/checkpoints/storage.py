@@ -131,7 +131,7 @@ def save_folder(
     if folder.exists() and not folder.is_dir():
         raise ExistsError(f"{folder} is a file; a model is saved as a folder")
     if folder.exists() and not overwrite and any(folder.iterdir()):
-        raise ExistsError(f"{folder} exists already; pass overwrite=True to replace it")
+        raise ExistsError(f"{folder} already exists; pass overwrite=True to replace it")
     with draft_folder(folder) as draft:
         for name, data in files.items():
             (draft / name).parent.mkdir(parents=True, exist_ok=True)

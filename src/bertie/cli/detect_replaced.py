@@ -24,9 +24,7 @@ EXAMPLE = """  bertie detect-replaced "The chef ate the meal for his guests." -m
 
 def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
-    parser = verb(
-        verbs, "detect-replaced", "replaced-token detection: find words that look replaced (ELECTRA)", __doc__, EXAMPLE
-    )
+    parser = verb(verbs, "detect-replaced", "replaced-token detection: find words that look replaced", __doc__, EXAMPLE)
     add_input(parser)
     add_column(parser)
     add_model(parser)

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"{output} cannot be written: there is no folder {output.parent}")
     args.cleanup.callback(PathLock(output.with_name(f"{output.name}.part.lock"), output).release)
     if output.exists() and not args.overwrite:
-        raise ExistsError(f"{output} exists already; pass --overwrite, or another name")
+        raise ExistsError(f"{output} already exists; pass --overwrite, or another name")
     if output.suffix != ".jsonl":
         raise UsageError(f"-o {output} must end in .jsonl: rows contain lists")
     data = read_dataset("embed", [Path(file) for file in args.pairs], training=False)

@@ -91,15 +91,7 @@ def add(verbs: Verbs) -> None:
         action="store_true",
         help="run one window per forward pass, so that results on a GPU do not depend on other requests (slow)",
     )
-    keys = parser.add_argument_group("authentication")
-    keys.add_argument(
-        "--api-key-file", metavar="FILE", help="file of hashed API keys; requests must send one of the keys"
-    )
-    keys.add_argument("--new-key", metavar="NAME", help="add a key to --api-key-file, print it, and exit")
-    keys.add_argument("--no-auth", action="store_true", help="allow any --host without API keys")
-    keys.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="accept requests with this Host header"
-    )
+    _add_authentication(parser)
     add_limits(parser)
     parser.add_argument(
         "--cache-mb",
@@ -115,6 +107,19 @@ def add(verbs: Verbs) -> None:
         "--trace", action="store_true", help="send OpenTelemetry spans, configured by the OTEL_* environment variables"
     )
     parser.set_defaults(run=run)
+
+
+def _add_authentication(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for API keys and the Host header."""
+    keys = parser.add_argument_group("authentication")
+    keys.add_argument(
+        "--api-key-file", metavar="FILE", help="file of hashed API keys; requests must send one of the keys"
+    )
+    keys.add_argument("--new-key", metavar="NAME", help="add a key to --api-key-file, print it, and exit")
+    keys.add_argument("--no-auth", action="store_true", help="allow any --host without API keys")
+    keys.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="accept requests with this Host header"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -88,7 +88,7 @@ class EmbedActor(ray_job.EmbedderActor[EmbedJobConfig]):
     """Writes the embeddings of a shard to a Parquet file."""
 
     def process(self, item: TextShard) -> ShardReport:
-        """Embed a shard, unless its file exists already."""
+        """Embed a shard, unless its file already exists."""
         if item.texts:
             self._write(item)
         return ShardReport(item.file.number, item.rows, item.progress)

@@ -56,7 +56,7 @@ TASKS: dict[str, TaskRow] = {}
 def register(row: TaskRow) -> None:
     """Add a task."""
     if row.name in TASKS:
-        raise ConfigError(f"name={row.name!r}: a task with this name exists already")
+        raise ConfigError(f"name={row.name!r}: a task with this name already exists")
     TASKS[row.name] = row
 
 

@@ -138,7 +138,7 @@ def check_free(folder: str | Path, *, overwrite: bool = False) -> None:
             f"{folder} contains files that do not belong to a tokenizer ({min(others)}); choose another folder"
         )
     if names and not overwrite:
-        raise ExistsError(f"{folder} exists already; pass overwrite to replace it, or choose another folder")
+        raise ExistsError(f"{folder} already exists; pass overwrite to replace it, or choose another folder")
 
 
 def _check_options(

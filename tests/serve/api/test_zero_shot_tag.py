@@ -29,7 +29,7 @@ def test_tag_with_labels(start: Start) -> None:
         for body, message in (
             ({"labels": []}, "labels"),
             ({"flat": False}, "require `labels`"),
-            ({"labels": ["a", "a"]}, "different"),
+            ({"labels": ["a", "a"]}, "distinct"),
             ({"labels": ["a"], "threshold": 2}, "threshold"),
             ({}, "a token-classification head"),
         ):
