@@ -60,7 +60,7 @@ class GlinerConfig:
     """What gliner_config.json says beside the encoder's config."""
 
     head: SpanHeadConfig
-    ent_token: str = "<<ENT>>"  # goes before each label of a prompt
+    ent_token: str = "<<ENT>>"  # prepended to each label of a prompt
     sep_token: str = "<<SEP>>"  # ends the prompt
     embed_ent_token: bool = True  # a label is represented by its marker; else by its first token
     max_types: int = 25  # labels of a prompt in training, at most

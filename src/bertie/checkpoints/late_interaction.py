@@ -45,7 +45,7 @@ class LateInteractionSettings:
 
     query_prefix: str = ""  # a token of the vocabulary that is inserted after the first token; "": none
     document_prefix: str = ""
-    query_prompt: str = ""  # a text that goes before each query
+    query_prompt: str = ""  # prepended to each query
     document_prompt: str = ""
     query_length: int | None = 32  # tokens that queries are expanded to, with mask tokens
     document_length: int | None = 180  # tokens that documents are read in at once

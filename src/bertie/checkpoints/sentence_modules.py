@@ -50,7 +50,7 @@ class SentenceModules(nn.Module):
         self.max_seq_length = folder.settings.max_seq_length  # tokens a text may have, special tokens included
         self.lower_case = folder.settings.do_lower_case  # texts and prompts are lower-cased before they are tokenized
         self.prompts = dict(folder.settings.prompts)
-        self.default_prompt = folder.settings.default_prompt_name  # which of them goes before every text
+        self.default_prompt = folder.settings.default_prompt_name  # the prompt prepended to every text
         self.similarity = folder.settings.similarity_fn_name  # None leaves it to the reader, which means cosine
         self.truncate_dim = folder.settings.truncate_dim  # vectors are cut to so many numbers at the very end
         self.transformer_path = folder.entries[0].path  # inside the model's folder, "" when they are the same

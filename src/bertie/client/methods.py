@@ -62,7 +62,7 @@ class ClientMethods:
     ) -> Call[Vectors, Vectors]:
         """(N, dimension) embeddings, one row per text, as `Embedder.embed`; of a single text, (dimension,).
 
-        `prompt` goes before each text; `prompt_name` names one of the model's prompts. `dimension` keeps the first
+        `prompt` is prepended to each text; `prompt_name` selects one of the model's prompts. `dimension` keeps the first
         components.
         """
         prompts = {"prompt": prompt, "prompt_name": prompt_name}

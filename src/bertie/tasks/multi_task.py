@@ -99,7 +99,7 @@ class MultiTask:
         """The task of a head."""
         self._check_fitted()
         if name not in self._tasks:
-            raise NotFoundError(f"there is no head {name!r}; there are: {', '.join(self._tasks)}")
+            raise NotFoundError(f"there is no head {name!r}; the heads are: {', '.join(self._tasks)}")
         return self._tasks[name]
 
     def __iter__(self) -> Iterator[str]:
