@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = (
-    *("uvicorn", "click", "h11", "httptools", "uvloop", "orjson"),
+    *("greenlet", "httptools", "uvloop", "orjson"),
     *("pydantic", "pydantic-core", "annotated-types", "typing-extensions", "typing-inspection"),
 )
 WRK_LIBRARIES = ("libluajit", "libssl", "libcrypto")
