@@ -29,7 +29,8 @@ from tests.cli.test_tour import VERBS
 RECIPES = sorted((recipes.FOLDER / "bertie-small").glob("*.toml"))
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 EXPERIMENT = recipes.FOLDER / "bertie-small" / "experiments" / "continue.toml"
-STEPS = {"1-multitask": 90, "continue": 20}
+STEPS = {"1-multitask": 90, "2-teachers": 40, "continue": 20}
+OUTPUTS = {"1-multitask": "stage-1", "2-teachers": "bertie-small"}
 HEADS = {"mlm", "qa", "ner", "rerank", "sentiment", "nli"}
 
 
@@ -91,6 +92,7 @@ def write_heads(folder: Path, say: Callable[[int], str], draw: random.Random) ->
         passages.append({"query": f"q{number // 4} {say(3)}", "passage": say(20), "label": int(number % 4 == 0)})
     write(folder / "qa.train.jsonl.gz", questions)
     write(folder / "rerank.train.jsonl.gz", passages)
+    write(folder / "rerank.scored.jsonl.gz", [row | {"label": 0.1 + 0.8 * row["label"]} for row in passages])
 
 
 def run(*argv: str) -> None:
@@ -154,6 +156,11 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
     teacher = new_model({"model_type": "bert", **wide}, Tokenizer.from_folder("theirs"), seed=1)
     teacher.sentence = SentenceModules.create(24, "mean", max_seq_length=128)
     teacher.save("teacher")
+    # Teachers with the student's tokenizer.
+    for seed, name in enumerate(("gte-small", "e5-small", "all-MiniLM-L6-v2")):
+        teacher = new_model({"model_type": "bert", **SHAPE, "max_position_embeddings": 128}, ours, seed=seed)
+        teacher.sentence = SentenceModules.create(16, "mean", max_seq_length=128)
+        teacher.save(f"teachers/{name}")
     write_heads(tmp_path / "heads", say, draw)
 
     assert {file.stem for file in [*RECIPES, EXPERIMENT]} == set(STEPS)
@@ -161,6 +168,7 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
     for file in RECIPES:
         out = re.search(r"-o WORK/(\S+)", file.read_text("utf-8"))
         assert out is not None
+        assert out[1] == OUTPUTS[file.stem]
         Path(file.name).write_text(shrunk(file))
         run("pretrain", file.name, "-o", out[1], "--device", "cpu")
         done = json.loads(Path(out[1], "training", "run.json").read_text())

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("rerank", lambda: ranking(data, wiki.passages, code, seen)),
         ("nli", lambda: inference(data, wiki.passages, seen)),
         ("sentences", lambda: [("sentences", sentences(data, wiki, code, seen))]),
-        ("everyday", lambda: [("everyday", everyday(data, wiki, seen))]),
+        ("everyday", lambda: [("everyday", everyday(data, wiki, seen, options.wordnet))]),
     ):
         if kind in options.only:
             files = dict(make())
@@ -79,6 +79,13 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
         metavar="FOLDER",
         help="model.onnx and tokenizer.json of a token classifier with CoNLL's labels, which labels running text "
         "(needs onnxruntime; default: no such text)",
+    )
+    parser.add_argument(
+        "--wordnet",
+        type=Path,
+        metavar="FOLDER",
+        help="WordNet's data files, such as /usr/share/wordnet, whose definitions and examples are everyday sentences "
+        "(default: none)",
     )
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="what to write (default: everything)")
     options = parser.parse_args(arguments)

@@ -24,18 +24,27 @@ from bertie.training.finetune.base import TaskTraining, training_for
 from bertie.training.finetune.data import LabelledDataset, read_dataset
 from bertie.training.objectives import Objective, SingleLabelObjective, TokenClassificationObjective
 from bertie.training.pretrain.corpus import Corpus
+from bertie.training.pretrain.embedding_distillation import (
+    EmbeddingDistillation,
+    EmbeddingDistillationSampler,
+    Passages,
+    TeacherEnsemble,
+    check_teachers,
+    embedding_targets,
+)
 from bertie.training.pretrain.initialization import new_model
 from bertie.training.pretrain.logit_distillation import LogitDistillation, TokenLogitDistillation
 from bertie.training.pretrain.masked_lm import EnhancedMaskObjective
 from bertie.training.pretrain.masking import Masking
 from bertie.training.pretrain.mlm_distillation import DistilBertLoss, MaskedLMDistillation, copy_layers
 from bertie.training.pretrain.packing import PackedCorpus
-from bertie.training.pretrain.pretrain_recipe import MASKING_KEYS, SENTENCE_TERMS, PretrainRecipe
+from bertie.training.pretrain.pretrain_recipe import EMBEDDING_TERMS, MASKING_KEYS, SENTENCE_TERMS, PretrainRecipe
 from bertie.training.pretrain.relation_distillation import Relation, RelationDistillation, RelationLoss
 from bertie.training.pretrain.replaced_tokens import ReplacedTokenDetection, ReplacedTokenObjective
 from bertie.training.pretrain.samplers import BatchSizeWarmup, MaskedLMSampler, MixtureSampler
 from bertie.training.pretrain.sentence_distillation import (
     AlignedCorpora,
+    EmbeddingTerms,
     PrincipalComponents,
     SentenceDistillation,
     SentenceDistillationSampler,
@@ -260,6 +269,29 @@ def build_sentence_distillation(args: CorpusObjective) -> BatchSampler:
     )
 
 
+def build_embedding_distillation(args: CorpusObjective) -> BatchSampler:
+    """Distillation of the embeddings of one or several teachers, computed before training."""
+    context, options, model = args.context, args.options, args.context.checkpoint.model
+    names = options["teacher"]
+    names = [names] if isinstance(names, str) else list(names)
+    teachers = [context.teacher(name) for name in names]
+    check_teachers(teachers, context.tokenizer)
+    ensemble = TeacherEnsemble(teachers, options.get("prompts", ()), float(options.get("center", 0.0)))
+    if args.max_length > ensemble.max_length:
+        raise ConfigError(f"max_length={args.max_length} must be at most {ensemble.max_length}, the teachers'")
+    passages = Passages(args.corpus, args.max_length)
+    terms = {name: float(options[name]) for name in EMBEDDING_TERMS if name in options}
+    return EmbeddingDistillationSampler(
+        passages,
+        embedding_targets(ensemble, model, passages, args.seed),
+        args.steps,
+        EmbeddingDistillation(EmbeddingTerms(**terms)),
+        budget=args.budget,
+        seed=args.seed,
+        teachers=names,
+    )
+
+
 @torch.no_grad()
 def _sample_embeddings(
     teacher: Checkpoint, student: Model, corpora: AlignedCorpora, recipe: Recipe
@@ -291,6 +323,7 @@ CORPUS_OBJECTIVES: dict[str, Callable[[CorpusObjective], BatchSampler]] = {
     "mlm_distillation": build_mlm_distillation,
     "relation_distillation": build_relation_distillation,
     "sentence_distillation": build_sentence_distillation,
+    "embedding_distillation": build_embedding_distillation,
 }
 
 

@@ -15,7 +15,8 @@ from bertie.tasks import registry
 from bertie.training.pretrain.masking import Masking
 
 MASKING_KEYS = tuple(item.name for item in fields(Masking))
-SENTENCE_TERMS = ("words", "embeddings", "similarities", "neighbours", "mlm")
+EMBEDDING_TERMS = ("embeddings", "similarities", "neighbours")
+SENTENCE_TERMS = ("words", *EMBEDDING_TERMS, "mlm")
 COMMON_KEYS = ("kind", "share", "corpus", "max_length", "batch_tokens")
 TASK_KEYS = ("name", "train", "dev", "batch_size", "columns")
 
@@ -41,6 +42,7 @@ def objective_keys() -> dict[str, ObjectiveKeys]:
             ("teacher", "relations", "heads", "layer", "student_layer"), ("teacher",)
         ),
         "sentence_distillation": ObjectiveKeys((*MASKING_KEYS, *sentence), ("teacher", "teacher_corpus")),
+        "embedding_distillation": ObjectiveKeys(("teacher", "prompts", "center", *EMBEDDING_TERMS), ("teacher",)),
     }
     for task in registry.trainable(with_head=True):
         soft_labels = ("teacher", "temperature", "hard") if task in ("classify", "tag") else ()
@@ -49,9 +51,9 @@ def objective_keys() -> dict[str, ObjectiveKeys]:
 
 
 _POSITIVE_INTEGERS = ("max_length", "batch_tokens", "batch_size", "layers", "heads")
-_WEIGHTS = (*SENTENCE_TERMS, "soft", "cosine", "temperature", "weight", "hard")  # numbers of at least 0
-_STRINGS = ("teacher", "name", "train", "dev", "pairs", "sharing", "tokenizer")
-_FOLDERS = ("corpus", "teacher_corpus")
+_WEIGHTS = (*SENTENCE_TERMS, "soft", "cosine", "temperature", "weight", "hard", "center")  # numbers of at least 0
+_STRINGS = ("name", "train", "dev", "pairs", "sharing", "tokenizer")
+_FOLDERS = ("corpus", "teacher_corpus", "teacher")
 RUN_KEYS = ("tokens", "steps", "batch_warmup", "evals", "save_steps")  # of [training], besides the fields of Recipe
 # Fields of Recipe that pretraining does not have.
 FINE_TUNING_KEYS = (
@@ -158,6 +160,8 @@ def _check_objective(objective: Mapping[str, Any], number: int) -> None:
     if not isinstance(share, int | float) or share <= 0:
         raise ConfigError(f"objective {number}: share={share!r} must be a number above 0")
     _check_values(f"objective {number}: ", objective)
+    if kind != "embedding_distillation" and not isinstance(objective.get("teacher", ""), str):
+        raise ConfigError(f"objective {number} ({kind}): teacher={objective['teacher']!r} must be one name")
     for key in keys.required:
         if key not in objective:
             raise ConfigError(f"objective {number} ({kind}) needs {key}")
@@ -174,8 +178,10 @@ def _check_values(prefix: str, values: Mapping[str, Any]) -> None:
             raise ConfigError(f"{prefix}{name}={value!r} must be a number of at least 0")
         elif name in _STRINGS and not isinstance(value, str):
             raise ConfigError(f"{prefix}{name}={value!r} must be a string")
-        elif name in _FOLDERS and not _is_folders(value):
+        elif name in _FOLDERS and not _is_names(value):
             raise ConfigError(f"{prefix}{name}={value!r} must be the name of a folder, or a list of them")
+        elif name == "prompts" and (isinstance(value, str) or not _is_names(value)):
+            raise ConfigError(f"{prefix}{name}={value!r} must be a list of strings, one per teacher")
         elif name == "generator" and not isinstance(value, Mapping):
             raise ConfigError(f"{prefix}{name}={value!r} must be a table of config.json's keys")
 
@@ -185,6 +191,6 @@ def _check_integer(prefix: str, name: str, value: Any, least: int) -> None:
         raise ConfigError(f"{prefix}{name}={value!r} must be a whole number of at least {least}")
 
 
-def _is_folders(value: Any) -> bool:
+def _is_names(value: Any) -> bool:
     names = value if isinstance(value, list | tuple) and value else [value]
     return all(isinstance(name, str) for name in names)

@@ -10,7 +10,7 @@ is then the same word in both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -222,6 +222,27 @@ class PrincipalComponents(nn.Module):
         return F.normalize(embeddings.float() @ self.basis, dim=-1)
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingTerms:
+    """The weights of the terms that compare the embeddings of a micro-batch with a teacher's, in
+    `SentenceDistillation`.
+    """
+
+    embeddings: float = 1.0
+    similarities: float = 0.0
+    neighbours: float = 0.0
+
+    def loss(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """(B, D) embeddings of both, in the same space -> () the sum over texts."""
+        s, t = F.normalize(student, dim=-1), F.normalize(teacher.float(), dim=-1)
+        total = self.embeddings * (1 - (s * t).sum(-1)).sum()
+        if self.similarities:
+            total = total + self.similarities * ((s @ s.T - t @ t.T) ** 2).mean() * len(s)
+        if self.neighbours and len(s) > 1:
+            total = total + self.neighbours * similarity_distillation(s, t) * len(s)
+        return total
+
+
 class SentenceDistillation(ModelObjective):
     """A weighted sum of means over the student's and a sentence encoder's states:
 
@@ -261,7 +282,7 @@ class SentenceDistillation(ModelObjective):
             raise ConfigError(f"{teacher.source} is not a sentence encoder: set {', '.join(text_weights)} to 0")
         self.teacher, self.layers, self.compares_texts = teacher, layers, compares_texts
         self.words, self.mlm = words, mlm
-        self.embeddings, self.similarities, self.neighbours = embeddings, similarities, neighbours
+        self.terms = EmbeddingTerms(embeddings, similarities, neighbours)
         width, teacher_width = model.config.width, teacher.model.config.width
         if words and "words" not in model.auxiliary:
             project = nn.Linear(width, teacher_width, device=model.device)
@@ -301,22 +322,9 @@ class SentenceDistillation(ModelObjective):
         if embeddings is not None:
             with torch.autocast(hidden.device.type, enabled=False):
                 pooled = segment_mean(hidden, batch.text_of_token(), len(batch))
-                total = self._add_text_terms(total, model, pooled, embeddings)
-        return total
-
-    def _add_text_terms(self, total: Tensor, model: Model, student: Tensor, teacher: Tensor) -> Tensor:
-        """Add the terms that compare embeddings of texts, (B, D) and (B, Dt)."""
-        s = F.normalize(student, dim=-1)
-        if "components" in model.auxiliary:
-            t = model.auxiliary["components"](teacher)
-        else:
-            t = F.normalize(teacher.float(), dim=-1)
-        total = total + self.embeddings * self.mean((1 - (s * t).sum(-1)).sum(), "texts")
-        if self.similarities:
-            squares = ((s @ s.T - t @ t.T) ** 2).mean() * len(s)
-            total = total + self.similarities * self.mean(squares, "texts")
-        if self.neighbours and len(s) > 1:
-            total = total + self.neighbours * self.mean(similarity_distillation(s, t) * len(s), "texts")
+                if "components" in model.auxiliary:
+                    embeddings = model.auxiliary["components"](embeddings)
+                total = total + self.mean(self.terms.loss(pooled, embeddings), "texts")
         return total
 
     @torch.no_grad()

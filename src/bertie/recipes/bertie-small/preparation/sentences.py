@@ -12,7 +12,7 @@ from preparation.queries import queries
 from preparation.text import detokenize, shorten
 from preparation.wikipedia import Wikipedia
 
-PARAGRAPHS = 2_500  # of Wikipedia
+PARAGRAPHS = 40_000  # of Wikipedia
 KEYWORDS = 250_000  # queries of a few words
 SNLI_ROWS = 15_000
 SOURCES = 9_000  # functions, with their code
