@@ -9,13 +9,14 @@ import shutil
 import sys
 import tomllib
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import build_libraries
 import pytest
 import yaml
-from tools import release, wheels
+from tools import check_install, release, wheels
 
 from bertie import _version, compiled
 from bertie.cli import doctor_checks
@@ -189,6 +190,19 @@ def test_wheels_are_checked(tmp_path: Path) -> None:
     assert wheels.problems(_wheel(path, wrong, "manylinux_2_17_x86_64")) == [
         "bertie/text/_wordpiece.so is not a library for manylinux_2_17_x86_64"
     ]
+
+
+def test_the_check_of_an_installation_finds_the_compiled_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names that tools/check_install.py looks for are those that `bertie doctor` prints."""
+    extensions = [asdict(check) for check in doctor_checks.compiled_parts()]
+    missing = [{**check, "status": "warning", "text": "not built"} for check in extensions]
+    answers = {"doctor": {"checks": [{**check, "status": "ok"} for check in extensions]}, "inspect": "native.encoder"}
+    monkeypatch.setattr(check_install, "ask", answers.__getitem__)
+    assert check_install.problems() == []
+    answers["doctor"] = {"checks": missing}
+    assert check_install.problems() == ["encoder: not built", "training: not built", "tokenizer: not built"]
+    answers["doctor"] = {"checks": []}
+    assert check_install.problems() == ["bertie doctor lists 0 compiled extensions, not 3"]
 
 
 # --- releases ---
