@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 import re
 import runpy
+import shlex
 import shutil
 import sys
 import tomllib
 import zipfile
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.request import url2pathname
 
 import build_libraries
 import pytest
@@ -104,7 +107,39 @@ def test_the_record_reaches_the_doctor(tmp_path: Path, monkeypatch: pytest.Monke
     check = next(check for check in doctor_checks.compiled_parts() if check.name == "tokenizer")
     assert check.status == "warning"
     assert check.text == "not built, slower code runs instead: vector types are missing"
-    assert f"then {build_libraries.REINSTALL} " in check.fix
+    assert f"then {doctor_checks.reinstall_command()} " in check.fix
+
+
+class _Installed:
+    """A distribution with a direct_url.json (PEP 610), or without one if it came from a registry."""
+
+    def __init__(self, origin: str | None) -> None:
+        self.origin = origin
+
+    def read_text(self, name: str) -> str | None:
+        return self.origin if name == "direct_url.json" else None
+
+
+def test_the_doctor_reinstalls_from_where_bertie_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "pip install --force-reinstall --no-deps --no-cache-dir"
+    spaces = shlex.quote(url2pathname("/home/a b/bertie"))
+    for origin, expected in [
+        (None, build_libraries.REINSTALL),
+        ('{"archive_info": {}, "url": "file:///tmp/bertie.whl"}', build_libraries.REINSTALL),
+        ('{"dir_info": {}, "url": "file:///home/a%20b/bertie"}', f"{command} {spaces}"),
+        (
+            '{"dir_info": {"editable": true}, "url": "file:///bertie"}',
+            f"{command} --editable {url2pathname('/bertie')}",
+        ),
+    ]:
+        monkeypatch.setattr(metadata, "distribution", lambda name, origin=origin: _Installed(origin))
+        assert doctor_checks.reinstall_command() == expected
+
+    def absent(name: str) -> _Installed:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", absent)
+    assert doctor_checks.reinstall_command().endswith("build_libraries.py")
 
 
 def test_a_library_for_another_platform_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
