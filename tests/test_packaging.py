@@ -243,15 +243,19 @@ def test_the_check_of_an_installation_finds_the_compiled_extensions(monkeypatch:
 # --- releases ---
 
 
+def _urls() -> dict[str, str]:
+    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"])
+
+
 def _repository() -> str:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return str(project["urls"]["Repository"])
+    return _urls()["Repository"]
 
 
 def test_one_version_and_one_address() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == _version.__version__ == release.version()
     assert citation["repository-code"] == _repository()
+    assert all(url.startswith(_repository()) for url in _urls().values())
     assert release.notes(_version.__version__, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")) is not None
 
 
