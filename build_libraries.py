@@ -43,6 +43,8 @@ WARNING: Bertie is installed WITHOUT these compiled libraries:
 Everything works, in PyTorch and more slowly. To add them, install a C++ compiler (apt install g++,
 xcode-select --install, winget install LLVM.LLVM), and install Bertie again without pip's cached wheel:
     {reinstall}
+or, from a checkout,
+    pip install --force-reinstall --no-deps --no-cache-dir .
 `bertie doctor` shows whether they are in use.
 {line}
 """

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import resource
 import shutil
 import statistics
@@ -239,9 +240,25 @@ def plot(rows: list[dict[str, Any]]) -> str:
             ("query, ms", "a", lambda row: row["median_ms"]),
         )
     ]
-    svg = lines("Scaling of an index", series, "passages, log10", "log10")
+    svg = powers_of_ten(lines("Scaling of an index", series, "passages", "seconds, MB, ms"))
     svg = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     return svg.replace("</title>", "</title>" + STYLE, 1) + "\n"
+
+
+def powers_of_ten(svg: str) -> str:
+    """Label the ticks of logarithmic axes with the values; those between two powers of ten have none.
+
+    >>> powers_of_ten('<text class="mid" x="1">4</text><text class="mid" x="2">4.5</text><text class="end">-1</text>')
+    '<text class="mid" x="1">10,000</text><text class="end">0.1</text>'
+    """
+
+    def label(match: re.Match[str]) -> str:
+        start, exponent = match.groups()
+        value = 10 ** float(exponent)
+        short = f"{value / 10**6:,g}M" if value >= 10**6 else f"{value:,g}"  # a long label would be cut off at the edge
+        return "" if "." in exponent else f"{start}{short}</text>"
+
+    return re.sub(r'(<text class="(?:mid|end)"[^>]*>)(-?[\d.]+)</text>', label, svg)
 
 
 def main() -> None:

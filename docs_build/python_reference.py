@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import get_overloads
 
 import bertie
 
@@ -78,7 +79,14 @@ def _summary(name: str) -> str:
 
 def page(name: str) -> str:
     """Markdown of a page, with a directive of mkdocstrings per public name."""
-    return "\n".join(f"::: bertie.{member}\n" for member in sections()[name])
+    return "\n".join(_directive(member) for member in sections()[name])
+
+
+def _directive(name: str) -> str:
+    """A function with many overloads, such as `load`, is shown with the signature of its implementation only."""
+    function = inspect.unwrap(getattr(bertie, name))
+    many = inspect.isfunction(function) and len(get_overloads(function)) > 3
+    return f"::: bertie.{name}\n" + ("    options: {show_overloads: false}\n" if many else "")
 
 
 def adapters() -> str:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import ctypes
 import re
 import runpy
+import shlex
 import shutil
 import sys
 import tomllib
 import zipfile
+from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.request import url2pathname
 
 import build_libraries
 import pytest
 import yaml
-from tools import release, wheels
+from tools import check_install, release, wheels
 
 from bertie import _version, compiled
 from bertie.cli import doctor_checks
@@ -103,7 +107,39 @@ def test_the_record_reaches_the_doctor(tmp_path: Path, monkeypatch: pytest.Monke
     check = next(check for check in doctor_checks.compiled_parts() if check.name == "tokenizer")
     assert check.status == "warning"
     assert check.text == "not built, slower code runs instead: vector types are missing"
-    assert f"then {build_libraries.REINSTALL} " in check.fix
+    assert f"then {doctor_checks.reinstall_command()} " in check.fix
+
+
+class _Installed:
+    """A distribution with a direct_url.json (PEP 610), or without one if it came from a registry."""
+
+    def __init__(self, origin: str | None) -> None:
+        self.origin = origin
+
+    def read_text(self, name: str) -> str | None:
+        return self.origin if name == "direct_url.json" else None
+
+
+def test_the_doctor_reinstalls_from_where_bertie_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "pip install --force-reinstall --no-deps --no-cache-dir"
+    spaces = shlex.quote(url2pathname("/home/a b/bertie"))
+    for origin, expected in [
+        (None, build_libraries.REINSTALL),
+        ('{"archive_info": {}, "url": "file:///tmp/bertie.whl"}', build_libraries.REINSTALL),
+        ('{"dir_info": {}, "url": "file:///home/a%20b/bertie"}', f"{command} {spaces}"),
+        (
+            '{"dir_info": {"editable": true}, "url": "file:///bertie"}',
+            f"{command} --editable {url2pathname('/bertie')}",
+        ),
+    ]:
+        monkeypatch.setattr(metadata, "distribution", lambda name, origin=origin: _Installed(origin))
+        assert doctor_checks.reinstall_command() == expected
+
+    def absent(name: str) -> _Installed:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", absent)
+    assert doctor_checks.reinstall_command().endswith("build_libraries.py")
 
 
 def test_a_library_for_another_platform_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,18 +227,35 @@ def test_wheels_are_checked(tmp_path: Path) -> None:
     ]
 
 
+def test_the_check_of_an_installation_finds_the_compiled_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names that tools/check_install.py looks for are those that `bertie doctor` prints."""
+    extensions = [asdict(check) for check in doctor_checks.compiled_parts()]
+    missing = [{**check, "status": "warning", "text": "not built"} for check in extensions]
+    answers = {"doctor": {"checks": [{**check, "status": "ok"} for check in extensions]}, "inspect": "native.encoder"}
+    monkeypatch.setattr(check_install, "ask", answers.__getitem__)
+    assert check_install.problems() == []
+    answers["doctor"] = {"checks": missing}
+    assert check_install.problems() == ["encoder: not built", "training: not built", "tokenizer: not built"]
+    answers["doctor"] = {"checks": []}
+    assert check_install.problems() == ["bertie doctor lists 0 compiled extensions, not 3"]
+
+
 # --- releases ---
 
 
+def _urls() -> dict[str, str]:
+    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"])
+
+
 def _repository() -> str:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return str(project["urls"]["Repository"])
+    return _urls()["Repository"]
 
 
 def test_one_version_and_one_address() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == _version.__version__ == release.version()
     assert citation["repository-code"] == _repository()
+    assert all(url.startswith(_repository()) for url in _urls().values())
     assert release.notes(_version.__version__, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")) is not None
 
 

@@ -27,11 +27,11 @@ def ask(*arguments: str) -> Any:
 def problems() -> list[str]:
     """What is not as it should be."""
     checks = ask("doctor")["checks"]
-    parts = {check["name"]: check for check in checks if check["section"] == "compiled parts"}
+    parts = {check["name"]: check for check in checks if check["section"] == "compiled extensions"}
     found = [f"{name}: {part['text']}" for name, part in parts.items() if part["status"] != "ok"]
     found += [f"{check['name']}: {check['text']}" for check in checks if check["status"] == "error"]
     if len(parts) < 3:
-        found.append(f"bertie doctor lists {len(parts)} compiled parts, not 3")
+        found.append(f"bertie doctor lists {len(parts)} compiled extensions, not 3")
     dispatch = json.dumps(ask("inspect"))
     if "native.encoder" not in dispatch:
         found.append("the dispatch table does not choose native.encoder")

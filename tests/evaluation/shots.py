@@ -1,6 +1,7 @@
-"""Screenshots of reports, for docs/images: python -m tests.evaluation.shots GOOD NO-GAIN TOO-EARLY.
+"""Screenshots of reports, for docs/images: python -m tests.evaluation.shots GOOD NO-GAIN TOO-EARLY TICKETS.
 
-The arguments are folders of `bertie train`: of a good run, of one that beats no baseline, and of one that ended early.
+The arguments are folders of `bertie train`: of a good run, of one that beats no baseline, of one that ended early, and
+of the run on tickets.csv in docs/get-started/index.md. `-` leaves out its pictures.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ IMAGES = ROOT / "docs" / "images"
 WIDTH = 1120
 
 
-def main(good: Path, no_gain: Path, too_early: Path) -> None:
+def main(good: Path, no_gain: Path, too_early: Path, tickets: Path) -> None:
     """Take all screenshots."""
     from playwright.sync_api import sync_playwright
 
@@ -25,7 +26,8 @@ def main(good: Path, no_gain: Path, too_early: Path) -> None:
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         comparison = Path(folder) / "comparison.html"
-        comparison.write_text(comparison_page(compare_runs([good, too_early])))
+        if Path("-") not in (good, too_early):
+            comparison.write_text(comparison_page(compare_runs([good, too_early])))
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         for name, page, scheme, height, section in (
             ("good", good / "report.html", "light", 980, ""),
@@ -36,7 +38,10 @@ def main(good: Path, no_gain: Path, too_early: Path) -> None:
             ("errors-dark", no_gain / "report.html", "dark", 900, "Errors on test"),
             ("confusion", no_gain / "report.html", "light", 1400, "Confusion on test"),
             ("compare", comparison, "light", 1150, ""),
+            ("tickets", tickets / "report.html", "light", 980, ""),
         ):
+            if not page.exists():
+                continue
             context = browser.new_context(viewport={"width": WIDTH, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
             shoot(context.new_page(), page, section, IMAGES / f"report-{name}.png")
             context.close()
@@ -59,4 +64,4 @@ def shoot(tab: Any, page: Path, section: str, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]))
+    main(*map(Path, sys.argv[1:5]))

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.serve import batch_budget
 from bertie.serve.batch_budget import measure_budget, warm_up
@@ -24,7 +30,25 @@ def test_warm_up_repeats_each_size_until_it_is_recorded(models: dict[str, str]) 
         return hidden(batch, head)
 
     model.hidden = count
-    warm_up(model)
+    list(warm_up(model))
     sizes = {(len(lengths), max(lengths)) for lengths in seen}
     assert {texts for texts, _ in sizes} == set(batch_budget.WARM_TEXTS)
     assert all(seen.count(lengths) >= batch_budget.WARM_PASSES for lengths in set(seen))
+
+
+def test_the_budget_of_a_gpu_does_not_depend_on_the_time_to_compile_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[int] = set()
+    clock = [0.0]
+
+    def time_pass(model: object, tokens: int) -> float:
+        seconds = 1e-3 + tokens * 1e-7 + (0.0 if tokens in seen else 5.0)
+        seen.add(tokens)
+        clock[0] += seconds
+        return seconds
+
+    monkeypatch.setattr(batch_budget, "time_pass", time_pass)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    gpu: Any = SimpleNamespace(device=torch.device("cuda"))
+    measurement = measure_budget(gpu, workers=1)
+    assert sorted(measurement.rates) == [4096, 8192, 16_384, 32_768, 65_536]
+    assert measurement.budget == 65_536

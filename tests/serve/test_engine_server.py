@@ -43,16 +43,24 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.fixture(scope="module", params=[None, 0], ids=["threads", "event loop"])
+def served(registry: Registry, request: pytest.FixtureRequest) -> Iterator[Registry]:
+    """The same models with engines of their own: with worker threads, or on the event loop as on a GPU."""
+    models = Registry(registry._sources, devices=["cpu"], budget=2048, max_wait=60, workers=request.param)
+    yield models
+    models.close()
+
+
 @pytest.fixture(scope="module")
-def engine(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
-    running = RunningEngine(registry, str(tmp_path_factory.mktemp("engine") / "engine.sock"))
+def engine(served: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    running = RunningEngine(served, str(tmp_path_factory.mktemp("engine") / "engine.sock"))
     yield running
     running.stop()
 
 
 @pytest.fixture(scope="module")
-def front_end(engine: RunningEngine, registry: Registry, start: Start) -> Running:
-    remote = Registry(registry._sources, engines=EngineClient([engine.path]))
+def front_end(engine: RunningEngine, served: Registry, start: Start) -> Running:
+    remote = Registry(served._sources, engines=EngineClient([engine.path]))
     running = start(over=remote)
     until(lambda: remote.ready)
     return running
@@ -78,9 +86,9 @@ def test_usage_headers_come_from_the_engine(front_end: Running) -> None:
 
 
 def test_requests_of_several_front_ends_share_batches(
-    engine: RunningEngine, registry: Registry, front_end: Running, start: Start
+    engine: RunningEngine, served: Registry, front_end: Running, start: Start
 ) -> None:
-    other = start(over=Registry(registry._sources, engines=EngineClient([engine.path])))
+    other = start(over=Registry(served._sources, engines=EngineClient([engine.path])))
     until(lambda: other.app.service.registry.ready)
     body = {"inputs": "a cat", "model": "embed"}
     with ThreadPoolExecutor(32) as pool:
@@ -91,17 +99,17 @@ def test_requests_of_several_front_ends_share_batches(
     assert len(tasks) == len(engine.server._tasks), "both use the same task objects, so that heads are shared too"
 
 
-def test_errors_of_the_engine(front_end: Running, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_engine(front_end: Running, served: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(job: Any, **options: Any) -> None:
         raise Refused("full", 3.0)
 
-    monkeypatch.setattr(registry["embed"].engine.queue, "put", refuse)
+    monkeypatch.setattr(served["embed"].engine.queue, "put", refuse)
     reply = front_end.post("/embed", {"inputs": "a cat", "model": "embed"})
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "3")
 
 
-def test_deadline(front_end: Running, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry["embed"].engine.queue, "put", lambda job, **options: None)
+def test_deadline(front_end: Running, served: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served["embed"].engine.queue, "put", lambda job, **options: None)
     for text in ("a cat", LONG * 10):  # on the event loop, and in a thread
         reply = front_end.post("/embed", {"inputs": text, "model": "embed"}, headers={"x-request-timeout": "0.3"})
         assert reply.status_code == 503
@@ -109,12 +117,12 @@ def test_deadline(front_end: Running, registry: Registry, monkeypatch: pytest.Mo
 
 
 def test_a_client_that_disconnects_cancels_its_job(
-    front_end: Running, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    front_end: Running, served: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import socket
 
     jobs: list[Any] = []
-    monkeypatch.setattr(registry["embed"].engine.queue, "put", lambda job, **options: jobs.append(job))
+    monkeypatch.setattr(served["embed"].engine.queue, "put", lambda job, **options: jobs.append(job))
     body = b'{"inputs":"a cat","model":"embed"}'
     head = b"POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     with socket.create_connection(("127.0.0.1", front_end.port)) as raw:
@@ -125,13 +133,13 @@ def test_a_client_that_disconnects_cancels_its_job(
 
 
 def test_a_lost_engine_is_answered_with_503_and_found_again(
-    engine: RunningEngine, front_end: Running, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    engine: RunningEngine, front_end: Running, served: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = {"inputs": "a cat", "model": "embed"}
     expected = front_end.post_json("/embed", body)
     jobs: list[Any] = []
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
-        patch.setattr(registry["embed"].engine.queue, "put", lambda job, **options: jobs.append(job))
+        patch.setattr(served["embed"].engine.queue, "put", lambda job, **options: jobs.append(job))
         waiting = pool.submit(front_end.post, "/embed", body)
         until(lambda: len(jobs) == 1)
         began = time.monotonic()
@@ -145,11 +153,11 @@ def test_a_lost_engine_is_answered_with_503_and_found_again(
     assert front_end.post_json("/embed", body) == expected
 
 
-def test_reload(registry: Registry, start: Start, tmp_path: Path) -> None:
+def test_reload(served: Registry, start: Start, tmp_path: Path) -> None:
     """A front end reads the new tokenizer and configuration after its engine has loaded the new weights."""
     folder = tmp_path / "model"
-    shutil.copytree(registry._sources["embed"], folder)
-    models = Registry({"model": folder}, devices=["cpu"], budget=2048, max_wait=60)
+    shutil.copytree(served._sources["embed"], folder)
+    models = Registry({"model": folder}, devices=["cpu"], budget=2048, max_wait=60, workers=served._settings["workers"])
     engine = RunningEngine(models, str(tmp_path / "engine.sock"))
     remote = Registry({"model": folder}, engines=EngineClient([engine.path]))
     running = start(over=remote)
@@ -170,13 +178,19 @@ def test_reload(registry: Registry, start: Start, tmp_path: Path) -> None:
 
 
 def test_requests_are_answered_after_any_order_of_reloads_and_restarts(
-    registry: Registry, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Registry, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those of a front end that has not read the files again, when the old model is closed."""
     monkeypatch.setattr(engine_server, "RELEASE_SECONDS", 0.05)
-    models = Registry({"model": registry._sources["embed"]}, devices=["cpu"], budget=2048, max_wait=60)
+    models = Registry(
+        {"model": served._sources["embed"]},
+        devices=["cpu"],
+        budget=2048,
+        max_wait=60,
+        workers=served._settings["workers"],
+    )
     engine = RunningEngine(models, str(tmp_path / "engine.sock"))
-    remote = Registry({"model": registry._sources["embed"]}, engines=EngineClient([engine.path]))
+    remote = Registry({"model": served._sources["embed"]}, engines=EngineClient([engine.path]))
     running = start(over=remote)
     until(lambda: remote.ready)
     wanted = running.post_json("/embed", {"inputs": "a cat"})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import shlex
 import shutil
 import sys
 import tempfile
@@ -13,6 +15,8 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from bertie import compiled, threads
 from bertie._version import __version__
@@ -37,7 +41,7 @@ CPU_FEATURES = {
     "NEON": "asimd",
 }  # fmt: skip
 REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary bertie bertie"
-COMPILER = f"install a C++ compiler (apt install g++), then {REINSTALL} (pip keeps the wheel that it built without one)"
+INSTALL_COMPILER = {"darwin": "xcode-select --install", "win32": "winget install LLVM.LLVM"}  # by platform
 HUB = "https://huggingface.co"
 
 
@@ -178,17 +182,37 @@ def compiled_parts() -> Iterator[Check]:
             error = compiled.build_error(str(module.__file__), file).splitlines()
             reason = error[-1] if error else "there was no C++ compiler when Bertie was installed"
             yield Check(
-                "compiled extensions", name, "warning", f"not built, slower code runs instead: {reason}", COMPILER
+                "compiled extensions", name, "warning", f"not built, slower code runs instead: {reason}", _rebuild()
             )
         elif module.library() is None:
             text = f"{path.name} was built for another platform or by another version of Bertie"
-            yield Check("compiled extensions", name, "warning", text, COMPILER)
+            yield Check("compiled extensions", name, "warning", text, _rebuild())
         elif name == "tokenizer":
             yield Check("compiled extensions", name, "ok", "in use for WordPiece")
         elif not level:
             yield Check("compiled extensions", name, "note", "this CPU has neither AVX2 nor NEON; PyTorch runs instead")
         else:
             yield Check("compiled extensions", name, "ok", f"in use, with {encoder.LEVELS[level - 1]}")
+
+
+def _rebuild() -> str:
+    """The commands that install a compiler, and Bertie again from where it was installed from."""
+    compiler = INSTALL_COMPILER.get(sys.platform, "apt install g++")
+    caching = "pip keeps the wheel that it built without one"
+    return f"install a C++ compiler ({compiler}), then {reinstall_command()} ({caching})"
+
+
+def reinstall_command() -> str:
+    """The command that builds Bertie again: from its checkout if it was installed from one, else from the registry."""
+    try:
+        origin = json.loads(metadata.distribution("bertie").read_text("direct_url.json") or "{}")  # PEP 610
+    except metadata.PackageNotFoundError:  # a source tree on PYTHONPATH
+        return f"python {shlex.quote(str(compiled.PACKAGE.parents[1] / 'build_libraries.py'))}"
+    if "dir_info" not in origin:
+        return REINSTALL
+    folder = shlex.quote(url2pathname(urlsplit(origin["url"]).path))
+    editable = "--editable " if origin["dir_info"].get("editable") else ""
+    return f"pip install --force-reinstall --no-deps --no-cache-dir {editable}{folder}"
 
 
 def gpu() -> Iterator[Check]:

@@ -330,7 +330,7 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
 
     # Replayed CUDA graphs use other attention kernels than single forward passes.
     disable(*args.disable, *(["cuda_graphs"] if args.deterministic else []))
-    engines, device = None, "cpu"
+    engines, device, workers = None, "cpu", None
     if worker.role == "front-end" and worker.engines:
         from bertie.serve.engine_client import EngineClient
 
@@ -340,6 +340,7 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
         device = select_device(args.device)
         if device == "cuda":
             device = f"cuda:{worker.number}"
+            workers = 0 if worker.role == "engine" else None  # the event loop drives it
     models = name_models(args.models)
     index = None
     if args.index is not None:
@@ -351,7 +352,11 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
         name = names.get(resolve(source).resolve()) or next(iter(name_models([source])))
         models.setdefault(name, source)
         index = opened, name
-    options: dict[str, Any] = {"budget": 1 if args.deterministic else args.batch_tokens, "max_wait": args.max_wait}
+    options: dict[str, Any] = {
+        "budget": 1 if args.deterministic else args.batch_tokens,
+        "max_wait": args.max_wait,
+        "workers": workers,
+    }
     if args.cache_mb and worker.role == "front-end":  # each has its share
         options["cache"] = EmbeddingCache((args.cache_mb << 20) // worker.count)
     if engines is not None:

@@ -62,8 +62,8 @@ class ClientMethods:
     ) -> Call[Vectors, Vectors]:
         """(N, dimension) embeddings, one row per text, as `Embedder.embed`; of a single text, (dimension,).
 
-        `prompt` is prepended to each text; `prompt_name` selects one of the model's prompts. `dimension` keeps the first
-        components.
+        `prompt` is prepended to each text; `prompt_name` selects one of the model's prompts. `dimension` keeps the
+        first components.
         """
         prompts = {"prompt": prompt, "prompt_name": prompt_name}
         if isinstance(texts, str):

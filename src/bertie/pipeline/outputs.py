@@ -32,7 +32,7 @@ class PendingCopy(Sequence[FloatArray]):
         if isinstance(rows, Tensor) and rows.is_cuda:
             self._rows = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._done.record()
+            self._done.record(torch.cuda.current_stream(rows.device))  # which need not be that of the current device
 
     @classmethod
     def per_text(cls, rows: Tensor | FloatArray) -> PendingCopy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,11 +14,12 @@ from bertie.nn.model import Model
 from bertie.text.batch import Batch
 
 SMALLEST, LARGEST = 512, 65_536  # token budgets that are tried
+SMALLEST_ON_GPU = 4096  # smaller batches take longer to launch than to run
 NEAR_BEST = 0.95  # of the best throughput: larger batches add latency for little throughput
 LENGTHS = (9, 14, 21, 33, 48, 75, 110, 170)  # of the texts in the measurement
 SECONDS = 0.1  # for the measurement on a CPU, where small batches are nearly as fast as large ones
 SAMPLE = 4  # on a CPU a quarter of a batch is timed, since the server waits for it: time is proportional to tokens
-GPU_SECONDS = 2.4  # whose first passes are slow
+GPU_SECONDS = 1.0  # without the first pass of each size, for which kernels may be compiled
 WARM_TEXTS, WARM_LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 32)  # of batches that are run before requests come
 WARM_PASSES = 9  # a size is recorded as a CUDA graph when it has come eight times
 
@@ -54,14 +55,17 @@ def measure_budget(model: Model, *, workers: int, devices: int = 1) -> BudgetMea
 def _measure(model: Model, workers: int, devices: int) -> BudgetMeasurement:
     cuda = model.device.type == "cuda"
     start = time.perf_counter()
-    until = start + (GPU_SECONDS if cuda else SECONDS)
     rates: dict[int, float] = {}
-    size, seconds, part = SMALLEST, 0.0, 1 if cuda else SAMPLE
+    size, part, passes = (SMALLEST_ON_GPU, 1, 3) if cuda else (SMALLEST, SAMPLE, 1)
     time_pass(model, 64)  # warm-up
+    until = (time.perf_counter() if cuda else start) + (GPU_SECONDS if cuda else SECONDS)
+    seconds = 0.0
     # The next size takes about twice as long as this one.
-    while size <= LARGEST and (not rates or time.perf_counter() + 2 * seconds < until):
+    while size <= LARGEST and (not rates or time.perf_counter() + 2 * passes * seconds < until):
         try:
-            seconds = min(time_pass(model, size // part) for _ in range(3 if cuda else 1))
+            if cuda:  # kernels may be compiled for this size
+                until += time_pass(model, size)
+            seconds = min(time_pass(model, size // part) for _ in range(passes))
         except Exception as error:
             if rates and is_out_of_memory(error):
                 break
@@ -76,12 +80,13 @@ def _measure(model: Model, workers: int, devices: int) -> BudgetMeasurement:
     return BudgetMeasurement(budget, rates[budget] * concurrent, rates, time.perf_counter() - start)
 
 
-def warm_up(model: Model) -> None:
+def warm_up(model: Model) -> Iterator[None]:
     """Run small batches of many sizes as often as it takes to record them as CUDA graphs and to compile kernels."""
     for texts in WARM_TEXTS:
         for length in WARM_LENGTHS:
             for _ in range(WARM_PASSES):
                 _run(model, [min(length, model.config.max_length)] * texts)
+                yield
 
 
 @torch.inference_mode()

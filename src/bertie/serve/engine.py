@@ -12,17 +12,15 @@ import os
 import sys
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, field
 from threading import Lock, Thread, current_thread, get_native_id
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from bertie.errors import BertieWarning, ConfigError
 from bertie.nn.model import Model
@@ -30,38 +28,37 @@ from bertie.pipeline.pipeline import NonFiniteError
 from bertie.serve.batch_budget import BudgetMeasurement, cores, is_out_of_memory, measure_budget, warm_up
 from bertie.serve.engine_load import EngineLoad
 from bertie.serve.engine_stats import BatchStats, EngineStats, task_name
+from bertie.serve.forward_pass import Answer, ForwardPass, QueuedWindow, drop_traceback, launch, shared_passes
 from bertie.serve.lanes import LONG_CHARACTERS, JobSlice, Lane, QueuedJob
 from bertie.serve.loop_runner import current_runner
 from bertie.serve.queue import WAIT, Queue
 from bertie.serve.tickets import Cancelled, Closed, Expired, Ticket, current_ticket
-from bertie.text.batch import Batch
 from bertie.text.encoding import Encodings
 
 ALONE_SECONDS = 0.01  # that a request which is alone may keep the event loop from others
 LONG_NICE = 5  # added to the niceness of the threads for long jobs: short ones come first where cores are short
 
-Answer = tuple[QueuedJob, int, Any]  # a job, the index of one of its windows, and the window's output
+DEPTH = 2  # batches in flight on a GPU: one is prepared while the other runs
 
 
-@dataclass(slots=True, eq=False)
-class _QueuedWindow:
-    """One window of a job."""
+@dataclass(slots=True)
+class _RunningBatch:
+    """A batch that has been launched."""
 
-    job: QueuedJob
-    index: int
-    start: int  # of its tokens
-
-    @property
-    def length(self) -> int:
-        return self.job.lengths[self.index]
-
-    def tokens(self, array: np.ndarray) -> np.ndarray:
-        """The window's part of an array over all tokens of the job."""
-        return array[self.start : self.start + self.length]
+    slices: list[JobSlice]
+    long: bool
+    start: float = field(default_factory=time.perf_counter)
+    passes: list[ForwardPass] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)  # of passes that were retried
+    launched: torch.cuda.Event | None = None  # after the last kernel; None: on a CPU it is done
 
     @property
-    def parameters(self) -> Any:
-        return None if self.job.parameters is None else self.job.parameters[self.index]
+    def is_done(self) -> bool:
+        """Whether collecting the outputs waits for nothing."""
+        try:
+            return self.launched is None or bool(self.launched.query())  # type: ignore[no-untyped-call]
+        except RuntimeError:  # of a kernel; collecting the outputs reports it
+            return True
 
 
 class Engine:
@@ -70,8 +67,8 @@ class Engine:
     `budget`: tokens per batch; measured at startup if None. 1 gives each window a batch of its own. `max_wait`: seconds
     that a request may wait for its first turn. `replicas`: the same model on other devices. `workers`: concurrent
     batches per device. Two keep a GPU busy: one batch is prepared while the other runs. On a CPU the cores are divided
-    among up to four, because threads that share a batch wait for each other in every layer. `on_batch` is called with
-    the statistics of each batch.
+    among up to four, because threads that share a batch wait for each other in every layer. 0: there are no threads,
+    and an event loop calls `advance`. `on_batch` is called with the statistics of each batch.
 
     >>> embedder = Embedder.load()                                                         # doctest: +SKIP
     >>> engine = Engine(embedder.model)                                                    # doctest: +SKIP
@@ -94,7 +91,8 @@ class Engine:
         if budget is not None and budget < 1:
             raise ConfigError(f"budget={budget} must be at least 1 token")
         self.model, self.models, self.on_batch = model, (model, *replicas), on_batch
-        self.workers = workers or (2 if model.device.type == "cuda" else min(4, cores()))
+        default = 2 if model.device.type == "cuda" else min(4, cores())
+        self.workers = default if workers is None else workers
         self.budget = budget or 0
         self.measurement: BudgetMeasurement | None = None
         self.queue = Queue(max_wait)
@@ -104,10 +102,12 @@ class Engine:
         self._long_text = Lock()  # held while one is tokenized
         rate = 0.0
         if not self.budget:
-            self.measurement = measure_budget(model, workers=self.workers, devices=len(self.models))
+            self.measurement = measure_budget(model, workers=self.workers or 1, devices=len(self.models))
             self.budget, rate = self.measurement.budget, self.measurement.rate
-        self.queue.expect(rate, least=2 * self.budget * len(self.models) * self.workers)
+        self.queue.expect(rate, least=2 * self.budget * len(self.models) * (self.workers or DEPTH))
         self._running: dict[Thread, list[JobSlice]] = {}
+        self._launched: deque[_RunningBatch] = deque()  # by `advance`, the oldest first
+        self._driver: Thread | None = None  # the thread that calls it
         self._threads = [
             Thread(
                 target=self._work,
@@ -122,9 +122,10 @@ class Engine:
         for thread in self._threads:
             thread.start()
         self.warm = model.device.type != "cuda"
-        self._runs_alone = model.device.type == "cpu"
-        if not self.warm:
-            Thread(target=self._warm_up, name="bertie-warm-up", daemon=True).start()
+        self._passes_to_warm = iter(()) if self.warm else self._warm_up()
+        self._runs_alone = model.device.type == "cpu" and self.workers > 0
+        if not self.warm and self.workers:
+            Thread(target=list, args=(self._passes_to_warm,), name="bertie-warm-up", daemon=True).start()
 
     # --- for callers ---
 
@@ -242,17 +243,51 @@ class Engine:
         until = None if timeout is None else time.monotonic() + timeout
         for thread in self._threads:
             thread.join(None if until is None else max(0.0, until - time.monotonic()))
+        if not self._threads:
+            self._finish(until)
         self.queue.close(drain=False)
-        for part in [part for slices in list(self._running.values()) for part in slices]:
-            self.queue.fail(part.job, Closed("the engine stopped during the forward pass"))
+        for slices in [*self._running.values(), *(running.slices for running in self._launched)]:
+            self._fail(slices, Closed("the engine stopped during the forward pass"))
+
+    # --- without threads ---
+
+    def advance(self) -> bool:
+        """Collect the batches that are done, and launch others; return whether anything is left to do.
+
+        Without threads of its own, the engine runs in that of an event loop, which calls this again and again. On a
+        GPU, threads would wait for each other more than for the device: each operation of torch releases the
+        interpreter's lock, and takes it back when another thread has given it up.
+        """
+        self._driver = current_thread()
+        while self._launched and self._launched[0].is_done:
+            self._collect(self.model, self._launched.popleft())
+        while len(self._launched) < DEPTH:
+            long_first = self.queue.short.running > 0  # one batch of each kind, if there are jobs of both
+            for long in (long_first, not long_first):
+                if slices := self.queue.take(self.budget, long=long, wait=False):
+                    self._launched.append(self._launch(self.model, slices, long))
+                    break
+            else:
+                break
+        if not self._launched and not self.warm:
+            next(self._passes_to_warm, None)
+        return bool(self._launched) or not self.queue.is_empty or not self.warm
+
+    def _finish(self, until: float | None) -> None:
+        """Wait for the jobs that are left, or run them if no event loop does."""
+        while not self.queue.is_empty and (until is None or time.monotonic() < until):
+            if self._driver is None or self._driver is current_thread() or not self._driver.is_alive():
+                self.advance()
+            else:
+                time.sleep(0.01)
 
     # --- workers ---
 
-    def _warm_up(self) -> None:
+    def _warm_up(self) -> Iterator[None]:
         """Run batches of common sizes in the background, so that the first requests need not wait for them."""
         try:
             for model in self.models:
-                warm_up(model)
+                yield from warm_up(model)
         except Exception as error:  # requests will tell
             warnings.warn(f"the warm-up failed: {type(error).__name__}", BertieWarning, stacklevel=1)
         self.warm = True
@@ -277,50 +312,64 @@ class Engine:
         """Run a batch; whatever happens is reported to its requests."""
         thread = current_thread()
         self._running[thread] = slices
+        self._collect(model, self._launch(model, slices, long))
+        self._running[thread] = []
+
+    def _launch(self, model: Model, slices: list[JobSlice], long: bool) -> _RunningBatch:
+        """Launch a batch, which must be collected; errors are reported to its requests."""
+        running = _RunningBatch(slices, long)
         try:
-            start = time.perf_counter()
-            answers: list[Answer] = []
-            for windows in _shared_passes(slices):
-                answers += self._forward(model, windows)
-            stats = self._count(slices, start, self.queue.long if long else self.queue.short)
+            for windows in shared_passes(slices):
+                if windows := [window for window in windows if window.job.unanswered]:
+                    try:
+                        running.passes.append(launch(model, windows))
+                    except Exception as caught:
+                        running.answers += self._retry(model, windows, drop_traceback(caught))
+            if model.device.type == "cuda":
+                running.launched = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                running.launched.record(torch.cuda.current_stream(model.device))
+        except BaseException as error:
+            self._fail(slices, error)
+        return running
+
+    def _collect(self, model: Model, running: _RunningBatch) -> None:
+        """Give the outputs of a batch to its requests."""
+        lane = self.queue.long if running.long else self.queue.short
+        try:
+            answers = running.answers
+            for forward_pass in running.passes:
+                answers += self._collect_pass(model, forward_pass)
+            stats = self._count(running.slices, running.start, lane)
             self.queue.answer(answers)
             if self.on_batch is not None:
                 with suppress(Exception):  # a failing observer must not fail the requests
                     self.on_batch(stats)
         except BaseException as error:
-            for part in slices:
-                self.queue.fail(part.job, error)
-        self.queue.finish(long=long)
-        self._running[thread] = []
+            self._fail(running.slices, error)
+        self.queue.finish(long=running.long)
 
-    @torch.inference_mode()
-    def _forward(self, model: Model, windows: list[_QueuedWindow]) -> list[Answer]:
+    def _fail(self, slices: Sequence[JobSlice], error: BaseException) -> None:
+        for part in slices:
+            self.queue.fail(part.job, error)
+
+    def _collect_pass(self, model: Model, forward_pass: ForwardPass) -> list[Answer]:
+        for b in forward_pass.non_finite():
+            window = forward_pass.windows[b]
+            self.queue.fail(window.job, NonFiniteError(window.index))
+        answers, error = forward_pass.answers(), forward_pass.error
+        return answers if error is None else answers + self._retry(model, forward_pass.failed, error)
+
+    def _forward(self, model: Model, windows: list[QueuedWindow]) -> list[Answer]:
         """Run windows that can share a forward pass; those that fail are retried in halves."""
         windows = [window for window in windows if window.job.unanswered]
         if not windows:
             return []
-        answers: list[Answer] = []
         try:
-            batch = _make_batch(windows).to(model.device)
-            hidden = model.hidden(batch, _pass_head(windows[0].job.task))  # (T, D)
-            bad = _non_finite(hidden, batch)
+            return self._collect_pass(model, launch(model, windows))
         except Exception as caught:
-            return self._retry(model, windows, _drop_traceback(caught))
-        for b in bad:
-            self.queue.fail(windows[b].job, NonFiniteError(windows[b].index))
-        failed: list[_QueuedWindow] = []
-        first, error = 0, None
-        for _, own in groupby(windows, key=lambda window: id(window.job.task)):
-            group = list(own)
-            last = first + len(group)
-            try:
-                answers += _head_outputs(model, group, batch.slice(first, last), hidden[_tokens(batch, first, last)])
-            except Exception as caught:
-                failed, error = failed + group, _drop_traceback(caught)
-            first = last
-        return answers if error is None else answers + self._retry(model, failed, error)
+            return self._retry(model, windows, drop_traceback(caught))
 
-    def _retry(self, model: Model, windows: list[_QueuedWindow], error: Exception) -> list[Answer]:
+    def _retry(self, model: Model, windows: list[QueuedWindow], error: Exception) -> list[Answer]:
         """Run failed windows again in halves, or report the error if they belong to one request."""
         if not isinstance(error, Cancelled | Expired):
             with self._lock:
@@ -379,66 +428,3 @@ def _lower_priority() -> None:
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, get_native_id(), os.nice(0) + LONG_NICE)
-
-
-def _shared_passes(slices: Sequence[JobSlice]) -> Iterator[list[_QueuedWindow]]:
-    """Windows grouped by forward pass. Within one, a task's windows are adjacent, sorted by length."""
-    windows: list[tuple[tuple[str, int, int], _QueuedWindow]] = []
-    for part in slices:
-        task, starts = part.job.task, part.job.windows.starts
-        head = _pass_head(task) or ""
-        for index in range(part.first, part.last):
-            window = _QueuedWindow(part.job, index, int(starts[index]))
-            # The CPU attention kernel is faster with texts of equal length next to each other.
-            windows.append(((head, id(task), window.length), window))
-    windows.sort(key=lambda pair: pair[0])
-    for _, group in groupby(windows, key=lambda pair: pair[0][0]):
-        yield [window for _, window in group]
-
-
-def _pass_head(task: Any) -> str | None:
-    """The name of a head that needs a forward pass of its own; None: it can share one."""
-    if task.head is None:
-        return None
-    head = task.model.head(task.head).cfg
-    own = head.segments != "given" or (task.model.config.global_tokens and head.globals != "none")
-    return task.head if own else None
-
-
-def _make_batch(windows: Sequence[_QueuedWindow]) -> Batch:
-    ids = np.concatenate([window.tokens(window.job.windows.ids) for window in windows])
-    segments = np.concatenate([window.tokens(window.job.windows.segments) for window in windows])
-    return Batch.select(Encodings(ids, segments, np.array([window.length for window in windows])))
-
-
-def _head_outputs(model: Model, windows: Sequence[_QueuedWindow], batch: Batch, hidden: Tensor) -> list[Answer]:
-    """The outputs of one task's windows."""
-    parameters = [window.parameters for window in windows]
-    used = None if all(value is None for value in parameters) else parameters
-    # Outputs of a single request may be cancelled while they are computed.
-    tickets = {id(window.job.ticket): window.job.ticket for window in windows}
-    reset = current_ticket.set(windows[0].job.ticket if len(tickets) == 1 else None)
-    try:
-        outputs = windows[0].job.task.outputs(model, hidden, batch, used)
-    finally:
-        current_ticket.reset(reset)
-    return [(window.job, window.index, output) for window, output in zip(windows, outputs, strict=True)]
-
-
-def _tokens(batch: Batch, first: int, last: int) -> slice:
-    """The tokens of texts `first` to `last`."""
-    start = sum(batch.lengths[:first])
-    return slice(start, start + sum(batch.lengths[first:last]))
-
-
-def _non_finite(hidden: Tensor, batch: Batch) -> list[int]:
-    """The texts whose hidden states are not all finite."""
-    if bool(hidden.sum().isfinite()):  # of a sum that is, all are: one pass over them instead of three
-        return []
-    finite = hidden.isfinite()
-    return sorted({int(b) for b in batch.text_of_token()[~finite.all(-1)]})
-
-
-def _drop_traceback(error: Exception) -> Exception:
-    """Remove the traceback of an out-of-memory error: it keeps alive the tensors that there was no memory for."""
-    return error.with_traceback(None) if is_out_of_memory(error) else error

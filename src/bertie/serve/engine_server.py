@@ -1,7 +1,8 @@
 """The engine process: one for each GPU, or one for all cores. It runs the jobs of all front ends in shared batches.
 
 A front end sends token ids and gets outputs; this process neither tokenizes nor serves HTTP. Each model has its engine
-with its queue and its worker threads; the event loop here only moves messages.
+with its queue. On a CPU an engine has worker threads, and the event loop only moves messages. On a GPU it has none: the
+event loop launches its batches and polls the device while any of them runs (`Engine.advance`).
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class EngineServer:
         self._front_ends: set[_FrontEnd] = set()
         self._done: deque[QueuedJob] = deque()
         self._scheduled = False
+        self._advancing: set[Engine] = set()  # engines without threads that have something to do
         self._tasks: dict[tuple[ServedModel, bytes], Any] = {}  # by model and pickled task: shared by all front ends
         self._held: list[ServedModel] = []  # the current models, and those that front ends may still use; oldest first
         for name in registry:
@@ -63,6 +65,8 @@ class EngineServer:
         """Accept front ends on a Unix socket."""
         self._loop = asyncio.get_running_loop()
         self._send_status()
+        for served in self._held:
+            self._activate(served)
         return await self._loop.create_unix_server(lambda: _FrontEnd(self), path)
 
     # --- models ---
@@ -75,6 +79,7 @@ class EngineServer:
             self._held.append(self.registry.acquire(name))
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._announce)
+            self._loop.call_soon_threadsafe(self._activate, self._held[-1])
             self._loop.call_soon_threadsafe(self._loop.call_later, RELEASE_SECONDS, self._release, old)
 
     def _announce(self) -> None:
@@ -132,9 +137,25 @@ class EngineServer:
         front_end.jobs[number] = queued
         try:
             served.engine.put(queued)
+            self._activate(served)
         except Exception as error:
             front_end.jobs.pop(number, None)
             front_end.send(messages.encode_result(Kind.ERROR, number, _NO_STATS, error))
+
+    def _activate(self, served: ServedModel) -> None:
+        """Let an engine without threads run, after the messages that have arrived by now are read."""
+        engine = served.engine
+        if isinstance(engine, Engine) and not engine.workers and engine not in self._advancing:
+            self._advancing.add(engine)
+            if len(self._advancing) == 1:
+                assert self._loop is not None
+                self._loop.call_soon(self._advance)
+
+    def _advance(self) -> None:
+        self._advancing = {engine for engine in self._advancing if engine.advance()}
+        if self._advancing:
+            assert self._loop is not None
+            self._loop.call_soon(self._advance)  # which looks at the sockets first
 
     def _wake(self, job: QueuedJob) -> None:
         """A job is done; called by any thread."""
