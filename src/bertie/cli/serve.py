@@ -208,12 +208,12 @@ def _count_processes(args: argparse.Namespace) -> tuple[int, int]:
     """The number of front ends and of engines; without engines, one process does everything.
 
     On a CPU the model takes far more time than the rest of a request, and a second process would only split the
-    cores. A GPU is fast enough to keep several front ends busy.
+    cores. A GPU is fast enough to keep several front ends busy; its engine takes a core.
     """
     gpus = 0 if args.precision == "int8" else _count_gpus(args.device)
     if not gpus:
         return (1, 0) if args.workers in (None, 1) else (args.workers, 1)
-    return args.workers or max(2, (threads.available() - 2 * gpus) * 3 // 4), gpus
+    return args.workers or max(2, (threads.available() - gpus) * 4 // 5), gpus
 
 
 def _count_gpus(device: str | None) -> int:
@@ -334,6 +334,8 @@ def _load(args: argparse.Namespace, worker: WorkerInfo, metrics: Metrics) -> tup
     if worker.role == "front-end" and worker.engines:
         from bertie.serve.engine_client import EngineClient
 
+        if worker.count > 1:  # threads of the tokenizers library in each front end would compete for the same cores
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         engines = EngineClient([worker.engine_path(number) for number in range(worker.engines)])
         torch.set_num_threads(1)
     else:

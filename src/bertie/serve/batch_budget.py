@@ -21,7 +21,9 @@ SECONDS = 0.1  # for the measurement on a CPU, where small batches are nearly as
 SAMPLE = 4  # on a CPU a quarter of a batch is timed, since the server waits for it: time is proportional to tokens
 GPU_SECONDS = 1.0  # without the first pass of each size, for which kernels may be compiled
 WARM_TEXTS, WARM_LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 32)  # of batches that are run before requests come
-WARM_PASSES = 9  # a size is recorded as a CUDA graph when it has come eight times
+# A server meets the same sizes again and again: more of them are recorded as CUDA graphs than offline, and sooner.
+RECORD_AFTER, MAX_GRAPHS = 2, 128
+WARM_PASSES = RECORD_AFTER + 1
 
 
 @cache

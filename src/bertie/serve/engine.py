@@ -25,7 +25,15 @@ import torch
 from bertie.errors import BertieWarning, ConfigError
 from bertie.nn.model import Model
 from bertie.pipeline.pipeline import NonFiniteError
-from bertie.serve.batch_budget import BudgetMeasurement, cores, is_out_of_memory, measure_budget, warm_up
+from bertie.serve.batch_budget import (
+    MAX_GRAPHS,
+    RECORD_AFTER,
+    BudgetMeasurement,
+    cores,
+    is_out_of_memory,
+    measure_budget,
+    warm_up,
+)
 from bertie.serve.engine_load import EngineLoad
 from bertie.serve.engine_stats import BatchStats, EngineStats, task_name
 from bertie.serve.forward_pass import Answer, ForwardPass, QueuedWindow, drop_traceback, launch, shared_passes
@@ -121,6 +129,8 @@ class Engine:
         ]
         for thread in self._threads:
             thread.start()
+        for replica in self.models:
+            replica.graphs.record_after, replica.graphs.max_graphs = RECORD_AFTER, MAX_GRAPHS
         self.warm = model.device.type != "cuda"
         self._passes_to_warm = iter(()) if self.warm else self._warm_up()
         self._runs_alone = model.device.type == "cpu" and self.workers > 0
