@@ -505,3 +505,56 @@ def test_split(prepare: ModuleType) -> None:
         "It cost $5.",
         "In 1990 it ended",
     ]
+
+
+DATA_NOUN = """\
+  1 This software and database is being provided to you, the LICENSEE
+00001740 03 n 01 dog 0 001 @ 00001930 n 0000 | a member of the genus Canis (probably); "the dog barked all night"
+00001930 18 n 01 Paris 0 000 | the capital and largest city of France; and international center of culture
+00002137 07 n 02 wealth 0 riches 0 001 ! 00002452 n 0101 | the state of being rich
+00002452 07 n 01 poverty 0 001 ! 00002137 n 0101 | the state of having little; "they lived; in poverty"; "so poor"
+"""
+
+
+def test_dictionary(prepare: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "data.noun").write_text(DATA_NOUN)
+    (tmp_path / "data.verb").write_text(
+        "00001740 29 v 01 breathe 0 000 00 | draw air into, and expel out of, the lungs\n"
+    )
+    (tmp_path / "data.adj").write_text("00001740 00 s 01 able(p) 0 000 | having the means\n")
+    (tmp_path / "data.adv").write_text('00001740 02 r 01 quickly 0 000 | with speed; "he works quickly now"\n')
+    assert list(part("dictionary").dictionary(tmp_path)) == [
+        "A dog is a member of the genus Canis.",
+        "The dog barked all night.",
+        "Paris is the capital and largest city of France.",
+        "A wealth is the state of being rich.",
+        "It is not wealth but poverty.",
+        "A poverty is the state of having little.",
+        "They lived; in poverty.",
+        "Poverty is the opposite of wealth.",
+        "To breathe is to draw air into, and expel out of, the lungs.",
+        "Able means having the means.",
+        "He works quickly now.",
+    ]
+
+
+def test_scores(prepare: ModuleType, tmp_path: Path) -> None:
+    """Labels become the mean of themselves and the scores of a cross-encoder."""
+    from bertie.tasks import Reranker
+
+    rows = [
+        {"query": "What is the capital of France?", "passage": "Paris is the capital of France.", "label": 1},
+        {"query": "What is the capital of France?", "passage": "Bread is made from flour.", "label": 0},
+    ]
+    put(tmp_path / "in.jsonl.gz", rows)
+    import_module("score").main(
+        [str(tmp_path / "in.jsonl.gz"), str(tmp_path / "out.jsonl.gz"), "--model", "bertie-small"]
+    )
+    with gzip.open(tmp_path / "out.jsonl.gz", "rt") as file:
+        scored = [json.loads(line) for line in file]
+    results = Reranker.load("bertie-small").predict([(row["query"], row["passage"]) for row in rows])
+    assert [row["label"] for row in scored] == [
+        pytest.approx((1 + results[0]) / 2, abs=1e-4),
+        pytest.approx(results[1] / 2, abs=1e-4),
+    ]
+    assert [row["query"] for row in scored] == [row["query"] for row in rows]
