@@ -19,7 +19,7 @@ NEAR_BEST = 0.95  # of the best throughput: larger batches add latency for littl
 LENGTHS = (9, 14, 21, 33, 48, 75, 110, 170)  # of the texts in the measurement
 SECONDS = 0.1  # for the measurement on a CPU, where small batches are nearly as fast as large ones
 SAMPLE = 4  # on a CPU a quarter of a batch is timed, since the server waits for it: time is proportional to tokens
-GPU_SECONDS = 1.0  # without the first pass of each size, for which kernels may be compiled
+GPU_SECONDS = 1.0  # without the first passes of each size, for which kernels are compiled and CUDA graphs recorded
 WARM_TEXTS, WARM_LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 32)  # of batches that are run before requests come
 # A server meets the same sizes again and again: more of them are recorded as CUDA graphs than offline, and sooner.
 RECORD_AFTER, MAX_GRAPHS = 2, 128
@@ -65,8 +65,8 @@ def _measure(model: Model, workers: int, devices: int) -> BudgetMeasurement:
     # The next size takes about twice as long as this one.
     while size <= LARGEST and (not rates or time.perf_counter() + 2 * passes * seconds < until):
         try:
-            if cuda:  # kernels may be compiled for this size
-                until += time_pass(model, size)
+            if cuda:
+                until += sum(time_pass(model, size) for _ in range(WARM_PASSES))
             seconds = min(time_pass(model, size // part) for _ in range(passes))
         except Exception as error:
             if rates and is_out_of_memory(error):
