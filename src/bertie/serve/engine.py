@@ -27,6 +27,7 @@ from bertie.nn.model import Model
 from bertie.pipeline.pipeline import NonFiniteError
 from bertie.serve.batch_budget import (
     MAX_GRAPHS,
+    MAX_SPARE,
     RECORD_AFTER,
     BudgetMeasurement,
     cores,
@@ -108,8 +109,8 @@ class Engine:
         self._lock = Lock()  # of the following fields and the statistics
         self._last_end = 0.0  # when the last batch ended
         self._long_text = Lock()  # held while one is tokenized
-        for replica in self.models:
-            replica.graphs.record_after, replica.graphs.max_graphs = RECORD_AFTER, MAX_GRAPHS
+        for graphs in [replica.graphs for replica in self.models]:
+            graphs.record_after, graphs.max_graphs, graphs.max_spare = RECORD_AFTER, MAX_GRAPHS, MAX_SPARE
         rate = 0.0
         if not self.budget:
             self.measurement = measure_budget(model, workers=self.workers or 1, devices=len(self.models))
