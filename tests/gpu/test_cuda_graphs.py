@@ -106,6 +106,23 @@ def test_max_graphs() -> None:
             assert len(model.graphs) <= 2
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_a_larger_recording(name: str) -> None:
+    if name == "disentangled":
+        pytest.importorskip("triton", reason="needs Triton")
+    plain, model = build_model(name), build_model(name)
+    plain.replay = False
+    model.graphs = ForwardGraphs(record_after=2, max_spare=0.5)
+    with torch.inference_mode():
+        for lengths in ([60] * 4, [16] * 40, [64] * 8) * 2:
+            model.hidden(batch_of(lengths, 0))
+        assert len(model.graphs) == 3
+        for seed, lengths in enumerate(([50] * 4, [30, 60, 60], [16] * 36, [7, 64, 20] * 4, [64] * 7)):
+            batch = batch_of(lengths, seed)
+            near(model.hidden(batch), plain.hidden(batch))
+        assert len(model.graphs) == 3
+
+
 def test_weights_changed_in_place_or_moved() -> None:
     plain, model = build_model("learned"), build_model("learned")
     plain.replay = False

@@ -27,6 +27,7 @@ from bertie.text.batch import Batch, spare_ends
 MIN_LONGEST = 16  # tokens of the longest text; attention has the same work below
 MIN_STEP = 64  # tokens by which sizes differ at least
 MAX_SEEN = 1024  # sizes remembered
+LATER = 8  # times as often must a size occur before it is recorded, if it can be replayed in a larger one
 WARMUP = 2  # passes before recording: libraries initialize, kernels are compiled
 
 Run = Callable[[Batch], Tensor]
@@ -42,18 +43,20 @@ class GraphSize(NamedTuple):
 
 
 def graph_size(lengths: Sequence[int], max_length: int) -> GraphSize:
-    """The recorded size for a batch: few sizes serve all, with at most a sixteenth of spare tokens, or 63.
+    """The recorded size for a batch: few sizes serve all, with at most an eighth of spare tokens, or 63.
+
+    Empty texts cost next to nothing, and a batch that is not replayed takes several times as long to launch.
 
     >>> graph_size([16] * 64, 512), graph_size([9, 30, 12], 512)
-    (GraphSize(tokens=1024, texts=96, longest=16), GraphSize(tokens=64, texts=8, longest=32))
+    (GraphSize(tokens=1024, texts=128, longest=16), GraphSize(tokens=64, texts=8, longest=32))
     """
     tokens = sum(lengths)
     longest = min(max_length, max(MIN_LONGEST, _power_of_2(max(lengths))))
-    room = round_up(tokens, max(MIN_STEP, _power_of_2(tokens) // 32))
+    room = round_up(tokens, max(MIN_STEP, _power_of_2(tokens) // 16))
     # One more text than needed: texts of the longest kind can then not fill the room, which is how upper bounds of
     # lengths are told from lengths (ops/triton/disentangled_attention.py).
     texts = len(lengths) + -(-(room - tokens) // longest) + 1
-    return GraphSize(room, round_up(texts, max(8, _power_of_2(texts) // 4)), longest)
+    return GraphSize(room, max(8, _power_of_2(texts)), longest)
 
 
 def round_up(n: int, step: int) -> int:
@@ -119,14 +122,20 @@ class ForwardGraphs:
 
     Recording takes as long as some ten eager passes. So a size is recorded when it occurs for the `record_after`-th
     time, and when there are `max_graphs` recordings, a new one replaces the least recently used only if that has been
-    idle for `min_idle` passes.
+    idle for `min_idle` passes. Until then, a batch is replayed in a larger recording, if that has at most the fraction
+    `max_spare` of spare tokens: by default it has to be of the batch's own size.
     """
 
     def __init__(
-        self, max_tokens: int = 4096, max_graphs: int = 64, record_after: int = 8, min_idle: int = 1000
+        self,
+        max_tokens: int = 4096,
+        max_graphs: int = 64,
+        record_after: int = 8,
+        min_idle: int = 1000,
+        max_spare: float = 0.0,
     ) -> None:
         self.max_tokens, self.max_graphs = max_tokens, max_graphs
-        self.record_after, self.min_idle = record_after, min_idle
+        self.record_after, self.min_idle, self.max_spare = record_after, min_idle, max_spare
         self._lock = Lock()
         self._recordings: OrderedDict[tuple[str, GraphSize], _Recording] = OrderedDict()  # latest used last
         self._seen: OrderedDict[tuple[str, GraphSize], int] = OrderedDict()  # how often; below 0: cannot be recorded
@@ -135,7 +144,7 @@ class ForwardGraphs:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copied model records its own.
-        return type(self), (self.max_tokens, self.max_graphs, self.record_after, self.min_idle)
+        return type(self), (self.max_tokens, self.max_graphs, self.record_after, self.min_idle, self.max_spare)
 
     def __len__(self) -> int:
         return len(self._recordings)
@@ -179,21 +188,43 @@ class ForwardGraphs:
             return _copy_and_replay(recording, batch, count)
 
     def _get(self, key: tuple[str, GraphSize], run: Run, batch: Batch) -> _Recording | None:
-        """The recording of a size, made when the size has occurred often enough; None if there is none."""
+        """The recording of a size, made when the size has occurred often enough; else a larger one, if there is any."""
         self._passes += 1
-        recording = self._recordings.get(key)
-        if recording is not None:
-            self._recordings.move_to_end(key)
-            recording.used = self._passes
-            return recording
+        if key in self._recordings:
+            return self._use(key)
+        larger = self._larger(key[0], batch) if self.max_spare else None
         count = self._seen.get(key, 0)
-        if count < 0:
-            return None
-        self._seen[key] = count + 1
-        if len(self._seen) > MAX_SEEN:
-            self._seen.popitem(last=False)
-        if count + 1 < self.record_after or not self._make_room():
-            return None
+        if count >= 0:
+            self._seen[key] = count + 1
+            if len(self._seen) > MAX_SEEN:
+                self._seen.popitem(last=False)
+            needed = self.record_after * (1 if larger is None else LATER)
+            if count + 1 >= needed and self._make_room():
+                return self._add(key, run, batch)
+        return None if larger is None else self._use(larger)
+
+    def _use(self, key: tuple[str, GraphSize]) -> _Recording:
+        recording = self._recordings[key]
+        self._recordings.move_to_end(key)
+        recording.used = self._passes
+        return recording
+
+    def _larger(self, name: str, batch: Batch) -> tuple[str, GraphSize] | None:
+        """The smallest recording that has room for a batch, and not too much of it."""
+        tokens, texts, longest = len(batch.ids), len(batch), batch.max_len
+        most = tokens * (1 + self.max_spare) + MIN_STEP
+        sizes = [
+            size
+            for other, size in self._recordings
+            if other == name
+            and tokens <= size.tokens <= most
+            and longest <= size.longest
+            and texts + -(-(size.tokens - tokens) // size.longest) < size.texts
+        ]
+        return (name, min(sizes)) if sizes else None
+
+    def _add(self, key: tuple[str, GraphSize], run: Run, batch: Batch) -> _Recording | None:
+        """Record a size."""
         # Weights are no inference tensors, and neither are the static inputs, which are written to later.
         with torch.inference_mode(False), torch.no_grad():
             static = static_batch(key[1], batch.ids.device)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle, islice
 
 import numpy as np
 import torch
@@ -19,10 +20,12 @@ NEAR_BEST = 0.95  # of the best throughput: larger batches add latency for littl
 LENGTHS = (9, 14, 21, 33, 48, 75, 110, 170)  # of the texts in the measurement
 SECONDS = 0.1  # for the measurement on a CPU, where small batches are nearly as fast as large ones
 SAMPLE = 4  # on a CPU a quarter of a batch is timed, since the server waits for it: time is proportional to tokens
-GPU_SECONDS = 1.0  # without the first pass of each size, for which kernels may be compiled
+GPU_SECONDS = 1.0  # without the first passes of each size, for which kernels are compiled and CUDA graphs recorded
 WARM_TEXTS, WARM_LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 32)  # of batches that are run before requests come
-# A server meets the same sizes again and again: more of them are recorded as CUDA graphs than offline, and sooner.
-RECORD_AFTER, MAX_GRAPHS = 2, 128
+LADDER_STEP = 1.3  # between the tokens of larger batches that are run before
+# A server meets the same sizes again and again: more of them are recorded as CUDA graphs than offline, and sooner. And
+# launching kernels takes its engine longer than the GPU takes for spare tokens.
+RECORD_AFTER, MAX_GRAPHS, MAX_SPARE = 2, 128, 0.5
 WARM_PASSES = RECORD_AFTER + 1
 
 
@@ -65,8 +68,8 @@ def _measure(model: Model, workers: int, devices: int) -> BudgetMeasurement:
     # The next size takes about twice as long as this one.
     while size <= LARGEST and (not rates or time.perf_counter() + 2 * passes * seconds < until):
         try:
-            if cuda:  # kernels may be compiled for this size
-                until += time_pass(model, size)
+            if cuda:
+                until += sum(time_pass(model, size) for _ in range(WARM_PASSES))
             seconds = min(time_pass(model, size // part) for _ in range(passes))
         except Exception as error:
             if rates and is_out_of_memory(error):
@@ -83,12 +86,22 @@ def _measure(model: Model, workers: int, devices: int) -> BudgetMeasurement:
 
 
 def warm_up(model: Model) -> Iterator[None]:
-    """Run small batches of many sizes as often as it takes to record them as CUDA graphs and to compile kernels."""
+    """Run batches of many sizes as often as it takes to record them as CUDA graphs and to compile kernels."""
+    for lengths in _warm_up_batches(model.graphs.max_tokens):
+        for _ in range(WARM_PASSES):
+            _run(model, [min(length, model.config.max_length) for length in lengths])
+            yield
+
+
+def _warm_up_batches(max_tokens: int) -> Iterator[list[int]]:
+    """The lengths of texts in batches: some sizes of small ones, and a ladder of larger ones."""
     for texts in WARM_TEXTS:
         for length in WARM_LENGTHS:
-            for _ in range(WARM_PASSES):
-                _run(model, [min(length, model.config.max_length)] * texts)
-                yield
+            yield [length] * texts
+    tokens = float(WARM_TEXTS[-1] * WARM_LENGTHS[0])
+    while (tokens := tokens * LADDER_STEP) < max_tokens:
+        yield [WARM_LENGTHS[0]] * int(tokens / WARM_LENGTHS[0])
+        yield list(islice(cycle(LENGTHS), int(tokens * len(LENGTHS) / sum(LENGTHS))))
 
 
 @torch.inference_mode()

@@ -27,6 +27,7 @@ from bertie.nn.model import Model
 from bertie.pipeline.pipeline import NonFiniteError
 from bertie.serve.batch_budget import (
     MAX_GRAPHS,
+    MAX_SPARE,
     RECORD_AFTER,
     BudgetMeasurement,
     cores,
@@ -108,6 +109,8 @@ class Engine:
         self._lock = Lock()  # of the following fields and the statistics
         self._last_end = 0.0  # when the last batch ended
         self._long_text = Lock()  # held while one is tokenized
+        for graphs in [replica.graphs for replica in self.models]:
+            graphs.record_after, graphs.max_graphs, graphs.max_spare = RECORD_AFTER, MAX_GRAPHS, MAX_SPARE
         rate = 0.0
         if not self.budget:
             self.measurement = measure_budget(model, workers=self.workers or 1, devices=len(self.models))
@@ -129,8 +132,6 @@ class Engine:
         ]
         for thread in self._threads:
             thread.start()
-        for replica in self.models:
-            replica.graphs.record_after, replica.graphs.max_graphs = RECORD_AFTER, MAX_GRAPHS
         self.warm = model.device.type != "cuda"
         self._passes_to_warm = iter(()) if self.warm else self._warm_up()
         self._runs_alone = model.device.type == "cpu" and self.workers > 0
