@@ -30,7 +30,7 @@ RECIPES = sorted((recipes.FOLDER / "bertie-small").glob("*.toml"))
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 INTERPOLATED = "3-interpolated"  # starts from the second stage interpolated with the student
 STEPS = {"1-multitask": 90, "2-teachers": 40, INTERPOLATED: 20}
-OUTPUTS = {"1-multitask": "stage-1", "2-teachers": "stage-2", INTERPOLATED: "bertie-small"}
+OUTPUTS = {"1-multitask": "stage-1", "2-teachers": "stage-2", INTERPOLATED: "stage-3"}
 HEADS = {"mlm", "qa", "ner", "rerank", "sentiment", "nli"}
 
 
@@ -174,6 +174,9 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
         scores |= done["evaluation"]
     assert scores.keys() >= {"loss", "accuracy", "sentiment", "nli", "ner"}
 
+    import_module("interpolate").main(
+        ["./stage-3", "./bertie-small", "--towards", "./stage-2-interpolated", "--weight", "0.6"]
+    )
     made = Checkpoint.load("./bertie-small")
     assert set(made.heads) == HEADS
     assert made.sentence is not None
