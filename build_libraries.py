@@ -33,7 +33,10 @@ LIBRARIES = {  # library, without its suffix: source
     "bertie/text/_wordpiece": "bertie/text/cpp/wordpiece.cpp",
 }
 RECORD = "bertie/_compiled.json"  # of each library: the error, or nothing; `bertie doctor` reads it
-FLAGS = ["-O3", "-g0", "-std=c++17", "-shared", "-fvisibility=hidden"]
+OPTIMIZATION = {  # -O3 takes four times as long to compile, and makes int8 inference 7% faster, but not training
+    "encoder.cpp": "-O3",
+}
+FLAGS = ["-g0", "-std=c++17", "-shared", "-fvisibility=hidden"]
 COMPILERS = ("clang++",) if sys.platform == "win32" else ("c++", "g++", "clang++")
 REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary bertie bertie"
 MESSAGE = """
@@ -79,7 +82,7 @@ def compiler() -> list[str]:
 def command(source: Path) -> list[str]:
     """The command that compiles a source file, without the output's name."""
     target = target_platform() or sys.platform
-    flags = [*FLAGS, *([] if target.startswith("win") else ["-fPIC"])]
+    flags = [OPTIMIZATION.get(source.name, "-O2"), *FLAGS, *([] if target.startswith("win") else ["-fPIC"])]
     if "linux" in target:
         flags.append("-s")  # without symbols; other linkers do not know it
     elif target.startswith("macosx") and sys.platform == "darwin":

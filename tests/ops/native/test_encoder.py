@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -451,3 +453,14 @@ def test_updates_by_fused_optimizers_are_noticed() -> None:
         torch.optim.AdamW(encoder.parameters(), lr=1e-3, fused=True).step()
     assert not torch.equal(compiled(encoder, batch), before)
     assert_close(compiled(encoder, batch), plain(encoder, batch), atol=1e-5, rtol=0)
+
+
+def test_bf16_instructions_have_a_file_of_their_own() -> None:
+    """Kernels compiled for AVX512_BF16 raised SIGILL on CPUs that have VNNI only: GCC ran an instruction too early."""
+    sources = Path(native.__file__).parent / "cpp"
+    with_intrinsics = {path.name for path in sources.iterdir() if re.search(r"_mm\w*(pbh|dpbf16)", path.read_text())}
+    assert with_intrinsics == {"bf16.h"}
+    levels = (sources / "levels.h").read_text()
+    targets = list(re.finditer(r'target\("[^"]*avx512bf16[^"]*"\)', levels))
+    included = [re.findall(r"#include (\S+)", levels[target.end() :])[0] for target in targets]
+    assert included == ['"bf16.h"'] * len(targets) != []

@@ -188,32 +188,6 @@ static void pack_bf16(Arena &arena, Linear &linear, const uint16_t *weight) {
         for (Index k = 0; k < linear.k; k++)
             linear.bf16[(((n / NR) * pairs + k / 2) * NR + n % NR) * 2 + k % 2] = weight[n * linear.k + k];
 }
-
-template <int R> INLINE Tile<R> microkernel(const uint16_t *a, Index lda, const uint16_t *b, Index pairs) {
-    Tile<R> tile;
-    for (int r = 0; r < R; r++) tile.acc[r][0] = tile.acc[r][1] = vf{};
-    for (Index i = 0; i < pairs; i++, b += NR * 2) {
-        auto b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + NR);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-            int32_t pair;
-            memcpy(&pair, a + r * lda + i * 2, 4);
-            auto x = (__m512bh)_mm512_set1_epi32(pair);
-            tile.acc[r][0] = (vf)_mm512_dpbf16_ps((__m512)tile.acc[r][0], x, b0);
-            tile.acc[r][1] = (vf)_mm512_dpbf16_ps((__m512)tile.acc[r][1], x, b1);
-        }
-    }
-    return tile;
-}
-
-static void round_to_bf16(const float *x, Index rows, Index width, Index stride, uint16_t *out) {
-    for (Index r = 0; r < rows; r++, x += width, out += stride)
-        for (Index i = 0; i < stride; i += LANES) {
-            Index count = std::max(Index(0), std::min((Index)LANES, width - i));
-            auto v = _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), x + i);
-            _mm256_storeu_si256((__m256i *)(out + i), (__m256i)_mm512_cvtneps_pbh(v));
-        }
-}
 #endif
 
 struct Scratch {  // one thread's buffers
@@ -265,8 +239,8 @@ static Input prepare_input(const Linear &linear, const float *x, Index first, In
         input.bf16_stride = (linear.k + 31) / 32 * 32;
         scratch.quantized.resize(last * input.bf16_stride * sizeof(uint16_t));
         auto *rounded = (uint16_t *)scratch.quantized.data();
-        round_to_bf16(x + first * linear.k, last - first, linear.k, input.bf16_stride,
-                      rounded + first * input.bf16_stride);
+        bf16::round(x + first * linear.k, last - first, linear.k, input.bf16_stride,
+                    rounded + first * input.bf16_stride);
         input.bf16 = rounded;
     }
 #endif
@@ -307,7 +281,8 @@ static inline void gemm(const Input &a, Index first, Index last, const Linear &l
             for_each_tile(first, last, [&](auto count, Index row) TARGET {
                 constexpr int R = decltype(count)::value;
                 const uint16_t *rows = a.bf16 + row * a.bf16_stride;
-                auto tile = microkernel<R>(rows, a.bf16_stride, linear.bf16 + p * pairs * NR * 2, pairs);
+                Tile<R> tile;
+                bf16::microkernel<R>(rows, a.bf16_stride, linear.bf16 + p * pairs * NR * 2, pairs, tile.acc);
                 for (int r = 0; r < R; r++) epilogue(row + r, p * NR, tile.acc[r][0] + bias0, tile.acc[r][1] + bias1);
             });
             continue;

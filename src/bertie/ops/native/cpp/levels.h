@@ -6,7 +6,7 @@
 //   MR          rows of a GEMM tile
 //   INT8_DOT    int8 values per 32-bit lane and instruction: 4 (VNNI, SDOT), 2 (as int16), 0 (no int8 GEMM)
 //   INT8_SIGNED 1 if activations are quantized to [-128, 127] instead of [0, 255]: SDOT multiplies signed numbers only
-//   BF16        1 if the bf16 dot product of AVX512_BF16 may be used
+//   BF16        1 if there is a bf16 GEMM, in namespace bf16
 //   TARGET      attribute of lambdas: clang does not apply its target pragma to them
 
 #define INT8_SIGNED 0
@@ -106,19 +106,35 @@ namespace avx512 {
 #undef INT8_DOT
 
 #if ENCODER_ONLY(1)
+#ifdef __clang__
+#define BF16_TARGET target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")
+#pragma clang attribute push(__attribute__((BF16_TARGET)), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,prefer-vector-width=512")
+#endif
+namespace bf16 {  // called only where bertie_encoder_has_bf16 returns 1
+#include "bf16.h"
+}  // namespace bf16
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
 #undef BF16
 #define BF16 1
 #define INT8_DOT 4
 #ifdef __clang__
-#define VNNI_TARGET target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,fma")
+#define VNNI_TARGET target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")
 #define TARGET __attribute__((VNNI_TARGET))
 #pragma clang attribute push(__attribute__((VNNI_TARGET)), apply_to = function)
 #else
 #define TARGET
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,fma,prefer-vector-width=512")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,prefer-vector-width=512")
 #endif
-namespace vnni {  // its bf16 GEMM is called only where bertie_encoder_has_bf16 returns 1
+namespace vnni {
 #include KERNELS
 }  // namespace vnni
 #ifdef __clang__
