@@ -55,8 +55,8 @@ def asked(train: Mapping[str, Any] | None = None, *objectives: Mapping[str, Any]
 
 
 KINDS = (
-    "mlm, rtd, mlm_distillation, relation_distillation, sentence_distillation, classify, regress, tag, answer, rerank, "
-    "choose"
+    "mlm, rtd, mlm_distillation, relation_distillation, sentence_distillation, embedding_distillation, "
+    "classify, regress, tag, answer, rerank, choose"
 )
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({}, "the recipe has no model: name a checkpoint to continue from, or give config.json's keys"),
@@ -102,7 +102,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (asked(None, {"kind": "rtd", "weight": NAN}), "objective 1: weight=nan must be a number of at least 0"),
     (asked(None, {"kind": "rtd", "generator": 2}), "objective 1: generator=2 must be a table of config.json's keys"),
     (asked(None, {"kind": "mlm_distillation"}), "objective 1 (mlm_distillation) needs teacher"),
-    (asked(None, {"kind": "mlm_distillation", "teacher": 3}), "objective 1: teacher=3 must be a string"),
+    *(
+        (
+            asked(None, {"kind": "mlm_distillation", "teacher": teacher}),
+            f"objective 1 (mlm_distillation): teacher={teacher!r} must be the name of a folder",
+        )
+        for teacher in (3, ["a", "b"])
+    ),
+    (
+        asked(None, {"kind": "embedding_distillation", "teacher": ["a", 3]}),
+        "objective 1: teacher=['a', 3] must be the name of a folder, or a list of them",
+    ),
     (asked(None, {"kind": "relation_distillation"}), "objective 1 (relation_distillation) needs teacher"),
     (
         asked(None, {"kind": "sentence_distillation", "teacher": "x"}),

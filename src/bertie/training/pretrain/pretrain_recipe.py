@@ -159,9 +159,10 @@ def _check_objective(objective: Mapping[str, Any], number: int) -> None:
     share = objective.get("share", 1.0)
     if not isinstance(share, int | float) or share <= 0:
         raise ConfigError(f"objective {number}: share={share!r} must be a number above 0")
-    _check_values(f"objective {number}: ", objective)
     if kind != "embedding_distillation" and not isinstance(objective.get("teacher", ""), str):
-        raise ConfigError(f"objective {number} ({kind}): teacher={objective['teacher']!r} must be one name")
+        teacher = objective["teacher"]
+        raise ConfigError(f"objective {number} ({kind}): teacher={teacher!r} must be the name of a folder")
+    _check_values(f"objective {number}: ", objective)
     for key in keys.required:
         if key not in objective:
             raise ConfigError(f"objective {number} ({kind}) needs {key}")
