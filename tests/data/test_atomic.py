@@ -58,11 +58,10 @@ import os, sys, time
 from pathlib import Path
 from bertie.data.atomic import PathLock
 lock = PathLock(Path(sys.argv[1]), Path("out"))
-child = os.fork()
-if not child:
+if not os.fork():
+    print(os.getpid(), flush=True)  # by the fork, so that its handlers have run
     time.sleep(60)
     os._exit(0)
-print(child, flush=True)
 time.sleep(60)
 """
 
