@@ -16,11 +16,15 @@ SENTIMENT = {
     "neutral": "neutral",
     "ambiguous": "confusion curiosity realization surprise",
 }
+OPPOSITE_OF = {"positive": "negative", "negative": "positive"}
 GROUP = {emotion: group for group, emotions in SENTIMENT.items() for emotion in emotions.split()}
 
+NEUTRAL = 0.4  # fraction of the neutral comments to keep: more of them, and most opinions become neutral elsewhere
 DOCUMENTS = 0.15  # fraction of rows made of several comments
-COMMENTS = (3, 25)  # in one of them
-NEUTRAL = 0.6  # at most so many of them neutral, where the others are not
+COMMENTS = (3, 30)  # in one of them
+POLAR = (0.15, 1.0)  # fraction of them with the text's sentiment or the opposite one, where it is not neutral
+OPPOSITE = (0.0, 0.0, 0.2, 0.35)  # fraction of those with the opposite one
+DOCUMENT_LABELS = ("positive", "negative") * 8 + ("neutral",)
 
 
 def sentiment(data: Path, seen: set[str]) -> Named:
@@ -33,15 +37,14 @@ def sentiment(data: Path, seen: set[str]) -> Named:
                 rows.append({"text": row["text"], "label": groups.pop()})
         if split == "train":
             rows = list(unseen(rows, seen, "text"))
+            draw = random.Random(SEED)
+            rows = [row for row in rows if row["label"] != "neutral" or draw.random() < NEUTRAL]
             rows += documents(rows, round(len(rows) * DOCUMENTS / (1 - DOCUMENTS)))
         yield f"sentiment.{split}", rows
 
 
 def documents(rows: Sequence[Row], count: int) -> Iterator[Row]:
-    """Texts of several comments: of one label, or of positive or negative ones among neutral ones.
-
-    Two of five are positive, two negative, one neutral.
-    """
+    """Texts of several comments: neutral ones, or positive or negative ones among neutral and a few opposite ones."""
     draw = random.Random(SEED)
     texts = {
         label: [row["text"] for row in rows if row["label"] == label] for label in SENTIMENT if label != "ambiguous"
@@ -49,10 +52,14 @@ def documents(rows: Sequence[Row], count: int) -> Iterator[Row]:
     if not all(texts.values()):
         return
     for _ in range(count):
-        label = draw.choice(("positive", "positive", "negative", "negative", "neutral"))
+        label = draw.choice(DOCUMENT_LABELS)
         size = round(COMMENTS[0] * (COMMENTS[1] / COMMENTS[0]) ** draw.random())
-        others = 0 if label == "neutral" or draw.random() < 0.4 else int(size * draw.uniform(0, NEUTRAL))
-        chosen = [*draw.choices(texts[label], k=size - others), *draw.choices(texts["neutral"], k=others)]
+        polar = 0 if label == "neutral" else max(1, round(size * draw.uniform(*POLAR)))
+        against = int(polar * draw.choice(OPPOSITE))
+        counts = dict.fromkeys(texts, 0) | {"neutral": size - polar}
+        if polar:
+            counts |= {label: polar - against, OPPOSITE_OF[label]: against}
+        chosen = [text for kind, number in counts.items() for text in draw.choices(texts[kind], k=number)]
         draw.shuffle(chosen)
         yield {"text": " ".join(sentence_of(text) for text in chosen), "label": label}
 
