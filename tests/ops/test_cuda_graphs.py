@@ -519,6 +519,21 @@ def test_a_batch_is_replayed_in_a_larger_recording(name: str) -> None:
 
 @pytest.mark.usefixtures("_replayed")
 @torch.no_grad()
+def test_a_larger_recording_is_not_used_if_attention_would_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of many texts, of which one is long, for texts that are all short: its grid is for as many long ones."""
+    model = made()
+    model.graphs = rerun = Rerun(max_spare=0.5)
+    for _ in range(2):
+        model.hidden(batch_of([60, *[4] * 60]))
+    short = batch_of([8] * 36)
+    assert rerun._larger("hidden", short) is not None, "the grid is small"
+    monkeypatch.setattr(cuda_graphs, "MIN_GRID", 0)
+    assert rerun._larger("hidden", short) is None
+    assert rerun._larger("hidden", batch_of([8] * 30 + [50])) is not None
+
+
+@pytest.mark.usefixtures("_replayed")
+@torch.no_grad()
 def test_what_a_larger_recording_has_no_room_for() -> None:
     model = made()
     model.graphs = rerun = Rerun(max_spare=0.5)

@@ -27,7 +27,12 @@ from bertie.text.batch import Batch, spare_ends
 MIN_LONGEST = 16  # tokens of the longest text; attention has the same work below
 MIN_STEP = 64  # tokens by which sizes differ at least
 MAX_SEEN = 1024  # sizes remembered
-LATER = 8  # times as often must a size occur before it is recorded, if it can be replayed in a larger one
+# Times as often must a size occur before it is recorded, if it can be replayed in a larger one: recording takes as long
+# as the GPU takes for the spare tokens of some hundred batches, and everybody waits for it.
+LATER = 256
+# Attention kernels start programs for the longest length of every text, also of the empty ones: for so many tokens
+# that takes little time, and beyond for so many times as in the batch's own size.
+MIN_GRID, MAX_GRID = 1 << 16, 8
 MAX_BROKEN = 3  # captures of a model that could not be ended, after which none is tried any more
 WARMUP = 2  # passes before recording: libraries initialize, kernels are compiled
 
@@ -248,13 +253,14 @@ class ForwardGraphs:
     def _larger(self, name: str, batch: Batch) -> tuple[str, GraphSize] | None:
         """The smallest recording that has room for a batch, and not too much of it."""
         tokens, texts, longest = len(batch.ids), len(batch), batch.max_len
-        most = tokens * (1 + self.max_spare) + MIN_STEP
+        most, grid = tokens * (1 + self.max_spare) + MIN_STEP, max(MIN_GRID, MAX_GRID * texts * longest)
         sizes = [
             size
             for other, size in self._recordings
             if other == name
             and tokens <= size.tokens <= most
             and longest <= size.longest
+            and size.texts * size.longest <= grid
             and texts + -(-(size.tokens - tokens) // size.longest) < size.texts
         ]
         return (name, min(sizes)) if sizes else None
