@@ -115,6 +115,16 @@ def drop_traceback(error: Exception) -> Exception:
     return error.with_traceback(None) if is_out_of_memory(error) else error
 
 
+def is_lost(device: torch.device, error: BaseException) -> bool:
+    """Whether this process cannot use a device any more: after some errors of kernels, every call of CUDA fails."""
+    if device.type == "cuda" and isinstance(error, RuntimeError) and not is_out_of_memory(error):
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError:
+            return True
+    return False
+
+
 def _pass_head(task: Any) -> str | None:
     """The name of a head that needs a forward pass of its own; None: it can share one."""
     if task.head is None:
