@@ -192,3 +192,12 @@ def test_the_warm_up_runs_between_batches(embedder: Embedder, monkeypatch: pytes
     assert steps == ["pass 0", "batch", "pass 1", "pass 2"]
     assert engine.load().warm
     engine.close()
+
+    steps.clear()
+    engine = Engine(embedder.model, budget=512, workers=0)
+    engine.warm, engine._passes_to_warm = False, engine._warm_up()
+    engine.finish_warm_up()
+    assert len(steps) == 3, "in a thread that loads the model again"
+    assert engine.load().warm
+    assert not engine.advance()
+    engine.close()

@@ -284,6 +284,11 @@ class Engine:
             next(self._passes_to_warm, None)
         return bool(self._launched) or not self.queue.is_empty or not self.warm
 
+    def finish_warm_up(self) -> None:
+        """Warm up in this thread, before an event loop calls `advance`: it need not run these passes among requests."""
+        if not self.workers:
+            list(self._passes_to_warm)
+
     def _finish(self, until: float | None) -> None:
         """Wait for the jobs that are left, or run them if no event loop does."""
         while not self.queue.is_empty and (until is None or time.monotonic() < until):
