@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).parents[1]
@@ -150,6 +151,17 @@ def post(url: str, path: str, body: Any) -> bool:
         return False
 
 
+def is_warming_up(url: str) -> bool:
+    """Whether `bertie serve` answers, but still records CUDA graphs, which it does while there are no requests."""
+    try:
+        with urlopen(url + "/ready", timeout=30):
+            return False
+    except HTTPError as error:
+        return error.code == 503
+    except OSError:
+        return True
+
+
 @contextmanager
 def server(
     name: str,
@@ -160,7 +172,7 @@ def server(
     profiler: Sequence[str] = (),
     source: Path = ROOT,
 ) -> Iterator[Running]:
-    """Start a server, wait until it answers, and stop it afterwards.
+    """Start a server, wait until it answers and is warm, and stop it afterwards.
 
     Args:
         name: bertie, or a kind of `benchmarks.serve_peers`, with further words that are only a label.
@@ -176,7 +188,8 @@ def server(
     path = path or _default_path(kind)
     try:
         deadline = time.monotonic() + START_SECONDS
-        while not post(url, path, json.loads(request_body("warm-up [MASK]", path))):
+        body = json.loads(request_body("warm-up [MASK]", path))
+        while not post(url, path, body) or (kind == "bertie" and is_warming_up(url)):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"{name} did not start")
             time.sleep(0.1)

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
 from benchmarks.serve_plot import latency_plot
-from benchmarks.serve_servers import Running, Target, environment, request_bodies
+from benchmarks.serve_servers import Running, Target, environment, is_warming_up, request_bodies
 
 from benchmarks import serve, serve_infinity
 from tests.benchmarks.stub_server import Stub
@@ -31,6 +33,28 @@ def test_requests_have_the_fields_of_their_endpoint() -> None:
     assert bodies == [{"inputs": ["a", "b"]}, {"inputs": ["c", "d"]}]
     assert json.loads(request_bodies(texts)[-1]) == {"inputs": "größer"}
     assert json.loads(request_bodies(texts, path="/embeddings")[0]) == {"input": "a", "model": "model"}
+
+
+def test_a_server_that_is_warming_up() -> None:
+    class Reply(BaseHTTPRequestHandler):
+        status = 200
+
+        def do_GET(self) -> None:
+            self.send_response(self.status if self.path == "/ready" else 200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Reply) as listener:
+        url = f"http://127.0.0.1:{listener.server_port}"
+        for status, warming in ((503, True), (200, False), (404, False)):  # the last: an older version
+            Reply.status = status
+            thread = Thread(target=listener.handle_request)
+            thread.start()
+            assert is_warming_up(url) == warming
+            thread.join()
+    assert is_warming_up(url), "nobody listens"
 
 
 def test_infinity_does_not_see_the_packages_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:

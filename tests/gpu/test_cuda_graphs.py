@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from bertie.config import Disentangled, EmbeddingConfig, EncoderConfig, HeadConfig, NormConfig
 from bertie.nn.model import Model
 from bertie.ops import disable
-from bertie.ops.cuda_graphs import ForwardGraphs
+from bertie.ops.cuda_graphs import ForwardGraphs, GraphRecorder
 from bertie.text.batch import Batch
 from tests.gpu.test_attention import ENCODERS
 from tests.test_config import GOOD
@@ -121,6 +121,20 @@ def test_a_larger_recording(name: str) -> None:
             batch = batch_of(lengths, seed)
             near(model.hidden(batch), plain.hidden(batch))
         assert len(model.graphs) == 3
+
+
+def test_a_capture_that_fails_affects_no_other() -> None:
+    recorder, x = GraphRecorder(torch.device("cuda")), torch.ones(4, device="cuda")
+    stream = torch.cuda.current_stream()
+    with pytest.raises(RuntimeError):
+        recorder.record(lambda: x.sum().item(), warmup=0)
+    assert torch.cuda.current_stream() == stream
+    torch.cuda.synchronize()
+    replay, out = recorder.record(lambda: x * 2, warmup=1)
+    x.fill_(3)
+    with recorder.exclusive():
+        replay()
+    assert out.tolist() == [6] * 4
 
 
 def test_weights_changed_in_place_or_moved() -> None:

@@ -8,9 +8,13 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +26,10 @@ from bertie.config import BlockSparse, Disentangled, Full, HeadConfig, Learned, 
 from bertie.errors import InputError
 from bertie.nn import attention
 from bertie.nn.model import Model
-from bertie.ops import disable
+from bertie.ops import cuda_graphs, disable
 from bertie.ops.attention import attend
 from bertie.ops.contracts import AttentionInputs
-from bertie.ops.cuda_graphs import ForwardGraphs, GraphSize, graph_size
+from bertie.ops.cuda_graphs import ForwardGraphs, GraphRecorder, GraphSize, graph_size
 from bertie.ops.dispatch import select
 from bertie.ops.site import Site
 from bertie.text.batch import Batch, spare_ends
@@ -177,6 +181,150 @@ def test_what_cannot_be_recorded_runs_eagerly() -> None:
     for _ in range(4):
         assert torch.equal(model.hidden(batch_of([5])), wanted)
     assert (failing.recorded, len(failing)) == (1, 0)
+
+
+class FakeCuda:
+    """The parts of torch.cuda that a recorder uses. Captures fail as told, and as PyTorch's do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current, self.pools, self.events = "default", 0, list[str]()
+        self.recording: set[int] = set()  # pools that the allocator takes for such that are being recorded
+        self.capturing, self.most = 0, 0
+        self.can_end = True
+        for name in (
+            "device",
+            "graph_pool_handle",
+            "Stream",
+            "Event",
+            "current_stream",
+            "stream",
+            "CUDAGraph",
+            "graph",
+        ):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def device(self, device: object) -> Any:
+        return nullcontext()
+
+    def graph_pool_handle(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    def Stream(self, device: object) -> Any:
+        return SimpleNamespace(name="capture", wait_stream=lambda other: None)
+
+    def Event(self) -> Any:
+        return SimpleNamespace(
+            synchronize=lambda: None,
+            record=lambda stream: self.events.append("recorded"),
+        )
+
+    def current_stream(self, device: object = None) -> Any:
+        return SimpleNamespace(name=self.current, wait_stream=lambda other: None, wait_event=lambda event: None)
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream.name
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def CUDAGraph(self) -> Any:
+        def pool() -> int:
+            if not graph.ended:
+                raise RuntimeError("without a preceding successful capture")
+            return 1
+
+        graph = SimpleNamespace(ended=False, pool=pool, replay=lambda: None)
+        return graph
+
+    @contextmanager
+    def graph(self, graph: Any, pool: int, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        if pool in self.recording:
+            raise RuntimeError("already recording to mempool_id")
+        self.recording.add(pool)
+        before, self.current = self.current, stream.name
+        self.capturing += 1
+        self.most = max(self.most, self.capturing)
+        try:
+            yield
+        finally:
+            self.capturing -= 1
+            if not self.can_end:
+                raise RuntimeError("operation failed due to a previous error during capture")
+            self.recording.remove(pool)
+            graph.ended, self.current = True, before
+
+
+def test_a_capture_that_fails_affects_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    recorder = GraphRecorder(torch.device("cuda"))
+
+    def fail() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        recorder.record(fail, warmup=0)
+    assert (cuda.current, cuda.pools) == ("default", 1), "the capture was ended, and its pool can be used again"
+    cuda.can_end = False
+    with pytest.raises(RuntimeError, match="previous error"):
+        recorder.record(lambda: 1, warmup=0)
+    assert cuda.current == "default"
+    cuda.can_end = True
+    _, outputs = recorder.record(lambda: 2, warmup=0)
+    assert outputs == 2
+    assert cuda.current == "default"
+
+    cuda.can_end = False
+    for _ in range(5):
+        with pytest.raises(RuntimeError):
+            recorder.record(lambda: 3, warmup=0)
+    assert len(cuda.recording) == 3, "nothing can be captured"
+    with pytest.raises(torch.OutOfMemoryError), recorder.exclusive():
+        fail()
+    assert cuda.events == ["recorded"], "what was launched before the error is waited for"
+
+
+def test_one_capture_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a model that is being reloaded, while the one before it runs in another thread."""
+    cuda = FakeCuda(monkeypatch)
+    recorders = [GraphRecorder(torch.device("cuda")) for _ in range(2)]
+    run = partial(time.sleep, 0.05)
+    threads = [Thread(target=recorder.record, args=(run,), kwargs={"warmup": 0}) for recorder in recorders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cuda.most == 1
+
+
+@pytest.mark.usefixtures("_replayed")
+@torch.no_grad()
+def test_a_larger_recording_is_used_if_the_own_size_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "LATER", 1)
+    plain, model = made(), made()
+    model.graphs = rerun = Rerun(max_spare=0.5)
+    for _ in range(2):
+        model.hidden(batch_of([60] * 4))
+
+    def fail(run: Any, static: Batch) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(rerun, "_record", fail)
+    replays: list[int] = []
+    use = rerun._use
+    monkeypatch.setattr(rerun, "_use", lambda key: replays.append(1) or use(key))
+    batch = batch_of([40] * 4)
+    for _ in range(4):
+        assert_close(model.hidden(batch), plain.hidden(batch), atol=1e-5, rtol=1e-5)
+    assert len(replays) == 4
+    # It may have been dropped to make room for the one that could not be recorded.
+    rerun.max_graphs, rerun.min_idle = 1, -1
+    rerun._seen.clear()
+    for _ in range(3):
+        assert_close(model.hidden(batch), plain.hidden(batch), atol=1e-5, rtol=1e-5)
+    assert len(rerun) == 0
 
 
 @pytest.mark.usefixtures("_replayed")
@@ -367,6 +515,21 @@ def test_a_batch_is_replayed_in_a_larger_recording(name: str) -> None:
         assert_close(model.hidden(batch), plain.hidden(batch), atol=1e-5, rtol=1e-5)
     assert replayed > 30
     assert 4 <= rerun.recorded < 15, "sizes that have a larger one are recorded later"
+
+
+@pytest.mark.usefixtures("_replayed")
+@torch.no_grad()
+def test_a_larger_recording_is_not_used_if_attention_would_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of many texts, of which one is long, for texts that are all short: its grid is for as many long ones."""
+    model = made()
+    model.graphs = rerun = Rerun(max_spare=0.5)
+    for _ in range(2):
+        model.hidden(batch_of([60, *[4] * 60]))
+    short = batch_of([8] * 36)
+    assert rerun._larger("hidden", short) is not None, "the grid is small"
+    monkeypatch.setattr(cuda_graphs, "MIN_GRID", 0)
+    assert rerun._larger("hidden", short) is None
+    assert rerun._larger("hidden", batch_of([8] * 30 + [50])) is not None
 
 
 @pytest.mark.usefixtures("_replayed")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -206,3 +208,34 @@ def test_requests_are_answered_after_any_order_of_reloads_and_restarts(
         assert running.post_json("/embed", {"inputs": "a cat"}) == wanted, step
     engine.stop()
     models.close(drain=False)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_reloaded_model_is_freed(
+    served: Registry, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen: bool
+) -> None:
+    """Neither by the tasks of front ends, nor because the garbage collector does not scan what a start has loaded."""
+    monkeypatch.setattr(engine_server, "RELEASE_SECONDS", 0.05)
+    options: dict[str, Any] = {"devices": ["cpu"], "budget": 2048, "workers": served._settings["workers"]}
+    models = Registry({"model": served._sources["embed"]}, **options)
+    if frozen:
+        gc.freeze()
+    try:
+        engine = RunningEngine(models, str(tmp_path / "engine.sock"))
+        remote = Registry({"model": served._sources["embed"]}, engines=EngineClient([engine.path]))
+        running = start(over=remote)
+        until(lambda: remote.ready)
+        wanted = running.post_json("/embed", {"inputs": "a cat"})
+        old = weakref.ref(models["model"].checkpoint.model)
+        engine.server.reload()
+
+        def gone() -> bool:
+            gc.collect()
+            return old() is None
+
+        until(gone)
+        assert running.post_json("/embed", {"inputs": "a cat"}) == wanted
+        engine.stop()
+        models.close(drain=False)
+    finally:
+        gc.unfreeze()

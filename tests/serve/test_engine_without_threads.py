@@ -15,6 +15,7 @@ from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.errors import InputError
 from bertie.serve import engine as engine_module
 from bertie.serve.engine import Engine
+from bertie.serve.forward_pass import is_lost
 from bertie.serve.lanes import QueuedJob
 from bertie.serve.tickets import Closed, Ticket
 from bertie.tasks import Embedder
@@ -129,6 +130,29 @@ def test_errors_reach_their_requests(engine: Engine, embedder: Embedder, monkeyp
     assert engine.ready
 
 
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_device_that_cannot_be_used_any_more(
+    engine: Engine, embedder: Embedder, monkeypatch: pytest.MonkeyPatch, usable: bool
+) -> None:
+    """Then every call of CUDA fails in this process: the requests are told, and it is replaced by another one."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(engine_module, "is_lost", lambda _, error: is_lost(cuda, error))
+    monkeypatch.setattr(embedder.model, "hidden", fail)
+    monkeypatch.setattr("torch.cuda.synchronize", (lambda _: None) if usable else fail)
+    jobs = [submit(engine, embedder, text) for text in ("the river", document(400, 0))]
+    while engine.advance():
+        pass
+    assert engine.ready == usable
+    assert all(job.error is not None for job in jobs)
+    monkeypatch.setattr("torch.cuda.synchronize", fail)
+    assert not is_lost(cuda, InputError("of a request"))
+    assert not is_lost(cuda, torch.OutOfMemoryError("of a batch"))
+
+
 @pytest.mark.parametrize("drain", [True, False])
 def test_closing(embedder: Embedder, monkeypatch: pytest.MonkeyPatch, drain: bool) -> None:
     engine = Engine(embedder.model, budget=16, workers=0)
@@ -167,4 +191,13 @@ def test_the_warm_up_runs_between_batches(embedder: Embedder, monkeypatch: pytes
         pass
     assert steps == ["pass 0", "batch", "pass 1", "pass 2"]
     assert engine.load().warm
+    engine.close()
+
+    steps.clear()
+    engine = Engine(embedder.model, budget=512, workers=0)
+    engine.warm, engine._passes_to_warm = False, engine._warm_up()
+    engine.finish_warm_up()
+    assert len(steps) == 3, "in a thread that loads the model again"
+    assert engine.load().warm
+    assert not engine.advance()
     engine.close()

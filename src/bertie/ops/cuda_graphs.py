@@ -27,8 +27,16 @@ from bertie.text.batch import Batch, spare_ends
 MIN_LONGEST = 16  # tokens of the longest text; attention has the same work below
 MIN_STEP = 64  # tokens by which sizes differ at least
 MAX_SEEN = 1024  # sizes remembered
-LATER = 8  # times as often must a size occur before it is recorded, if it can be replayed in a larger one
+# Times as often must a size occur before it is recorded, if it can be replayed in a larger one: recording takes as long
+# as the GPU takes for the spare tokens of some hundred batches, and everybody waits for it.
+LATER = 256
+# Attention kernels start programs for the longest length of every text, also of the empty ones: for so many tokens
+# that takes little time, and beyond for so many times as in the batch's own size.
+MIN_GRID, MAX_GRID = 1 << 16, 8
+MAX_BROKEN = 3  # captures of a model that could not be ended, after which none is tried any more
 WARMUP = 2  # passes before recording: libraries initialize, kernels are compiled
+
+_capture_lock = Lock()  # PyTorch allows one capture at a time in a process, whatever the model or the thread
 
 Run = Callable[[Batch], Tensor]
 T = TypeVar("T")
@@ -77,11 +85,14 @@ class GraphRecorder:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._finished = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._broken: list[torch.cuda.CUDAGraph] = []
 
     def record(
         self, run: Callable[[], T], *, warmup: int, error_mode: str = "global"
     ) -> tuple[Callable[[], object], T]:
         """Run `run` a few times, then record it: what replays it, and the outputs that a replay overwrites."""
+        if len(self._broken) >= MAX_BROKEN:
+            raise RuntimeError(f"{MAX_BROKEN} captures of CUDA graphs could not be ended")
         with torch.cuda.device(self.device):
             self.synchronize()
             current = torch.cuda.current_stream(self.device)
@@ -91,22 +102,49 @@ class GraphRecorder:
                     run()
             current.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=error_mode):
+            with self._capture(graph, error_mode):
                 outputs = run()
         return graph.replay, outputs
+
+    @contextmanager
+    def _capture(self, graph: torch.cuda.CUDAGraph, error_mode: str) -> Iterator[None]:
+        """Capture a graph. If that fails, later passes and captures are not affected."""
+        current = torch.cuda.current_stream(self.device)
+        # `torch.cuda.graph` does not leave its stream when it cannot end the capture: the outer context does.
+        with _capture_lock, torch.cuda.stream(current):
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=error_mode):
+                    yield
+            except BaseException:
+                if not _has_ended(graph):
+                    # Its pool counts as being recorded for ever, and the allocator keeps a pointer to the graph.
+                    self._broken.append(graph)
+                    self._pool = torch.cuda.graph_pool_handle()
+                raise
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Run after the last replay has finished, on whichever stream, since recordings share their memory."""
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(self._finished)
-        with torch.cuda.device(self.device):
-            yield
-        self._finished.record(stream)
+        try:
+            with torch.cuda.device(self.device):
+                yield
+        finally:  # what was launched before an error uses the memory as well
+            self._finished.record(stream)
 
     def synchronize(self) -> None:
         """Wait for the last replay."""
         self._finished.synchronize()
+
+
+def _has_ended(graph: torch.cuda.CUDAGraph) -> bool:
+    """Whether a capture that failed was ended at least."""
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
 
 
 @dataclass(slots=True)
@@ -200,8 +238,11 @@ class ForwardGraphs:
                 self._seen.popitem(last=False)
             needed = self.record_after * (1 if larger is None else LATER)
             if count + 1 >= needed and self._make_room():
-                return self._add(key, run, batch)
-        return None if larger is None else self._use(larger)
+                recording = self._add(key, run, batch)
+                if recording is not None:
+                    return recording
+        # It may just have made room for one that could not be recorded.
+        return None if larger is None or larger not in self._recordings else self._use(larger)
 
     def _use(self, key: tuple[str, GraphSize]) -> _Recording:
         recording = self._recordings[key]
@@ -212,13 +253,14 @@ class ForwardGraphs:
     def _larger(self, name: str, batch: Batch) -> tuple[str, GraphSize] | None:
         """The smallest recording that has room for a batch, and not too much of it."""
         tokens, texts, longest = len(batch.ids), len(batch), batch.max_len
-        most = tokens * (1 + self.max_spare) + MIN_STEP
+        most, grid = tokens * (1 + self.max_spare) + MIN_STEP, max(MIN_GRID, MAX_GRID * texts * longest)
         sizes = [
             size
             for other, size in self._recordings
             if other == name
             and tokens <= size.tokens <= most
             and longest <= size.longest
+            and size.texts * size.longest <= grid
             and texts + -(-(size.tokens - tokens) // size.longest) < size.texts
         ]
         return (name, min(sizes)) if sizes else None

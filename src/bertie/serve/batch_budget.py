@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from bertie.nn.model import Model
+from bertie.ops.cuda_graphs import GraphSize, graph_size
 from bertie.text.batch import Batch
 
 SMALLEST, LARGEST = 512, 65_536  # token budgets that are tried
@@ -21,8 +22,9 @@ LENGTHS = (9, 14, 21, 33, 48, 75, 110, 170)  # of the texts in the measurement
 SECONDS = 0.1  # for the measurement on a CPU, where small batches are nearly as fast as large ones
 SAMPLE = 4  # on a CPU a quarter of a batch is timed, since the server waits for it: time is proportional to tokens
 GPU_SECONDS = 1.0  # without the first passes of each size, for which kernels are compiled and CUDA graphs recorded
-WARM_TEXTS, WARM_LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 32)  # of batches that are run before requests come
-LADDER_STEP = 1.3  # between the tokens of larger batches that are run before
+# Batches that are run before requests come: tokens of the smallest one, the step to the next ones, and tokens of the
+# longest text. Longer ones would make attention slow for batches without such texts that are replayed as one of these.
+LADDER_START, LADDER_STEP, LONGEST = 64, 1.3, 512
 # A server meets the same sizes again and again: more of them are recorded as CUDA graphs than offline, and sooner. And
 # launching kernels takes its engine longer than the GPU takes for spare tokens.
 RECORD_AFTER, MAX_GRAPHS, MAX_SPARE = 2, 128, 0.5
@@ -87,21 +89,28 @@ def _measure(model: Model, workers: int, devices: int) -> BudgetMeasurement:
 
 def warm_up(model: Model) -> Iterator[None]:
     """Run batches of many sizes as often as it takes to record them as CUDA graphs and to compile kernels."""
-    for lengths in _warm_up_batches(model.graphs.max_tokens):
+    for lengths in _warm_up_batches(model.graphs.max_tokens, model.config.max_length):
         for _ in range(WARM_PASSES):
-            _run(model, [min(length, model.config.max_length) for length in lengths])
+            _run(model, lengths)
             yield
 
 
-def _warm_up_batches(max_tokens: int) -> Iterator[list[int]]:
-    """The lengths of texts in batches: some sizes of small ones, and a ladder of larger ones."""
-    for texts in WARM_TEXTS:
-        for length in WARM_LENGTHS:
-            yield [length] * texts
-    tokens = float(WARM_TEXTS[-1] * WARM_LENGTHS[0])
-    while (tokens := tokens * LADDER_STEP) < max_tokens:
-        yield [WARM_LENGTHS[0]] * int(tokens / WARM_LENGTHS[0])
-        yield list(islice(cycle(LENGTHS), int(tokens * len(LENGTHS) / sum(LENGTHS))))
+def _warm_up_batches(max_tokens: int, max_length: int) -> Iterator[list[int]]:
+    """The lengths of texts in batches of growing size. Almost any batch has room in the recording of one of them."""
+    tokens, sizes = float(LADDER_START), set[GraphSize]()
+    while tokens <= max_tokens:
+        longest = min(int(tokens) * 3 // 4, LONGEST, max_length)
+        for lengths in (
+            [32, *[8] * (int(tokens) // 8 - 4)],  # short texts, such as queries
+            list(islice(cycle(LENGTHS), max(1, int(tokens) * len(LENGTHS) // sum(LENGTHS)))),
+            [longest, *[32] * ((int(tokens) - longest) // 32)],  # any texts, if there are not too many
+        ):
+            possible = [min(length, max_length) for length in lengths]
+            size = graph_size(possible, max_length)
+            if size not in sizes:
+                sizes.add(size)
+                yield possible
+        tokens *= LADDER_STEP
 
 
 @torch.inference_mode()

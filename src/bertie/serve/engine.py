@@ -37,7 +37,7 @@ from bertie.serve.batch_budget import (
 )
 from bertie.serve.engine_load import EngineLoad
 from bertie.serve.engine_stats import BatchStats, EngineStats, task_name
-from bertie.serve.forward_pass import Answer, ForwardPass, QueuedWindow, drop_traceback, launch, shared_passes
+from bertie.serve.forward_pass import Answer, ForwardPass, QueuedWindow, drop_traceback, is_lost, launch, shared_passes
 from bertie.serve.lanes import LONG_CHARACTERS, JobSlice, Lane, QueuedJob
 from bertie.serve.loop_runner import current_runner
 from bertie.serve.queue import WAIT, Queue
@@ -284,6 +284,11 @@ class Engine:
             next(self._passes_to_warm, None)
         return bool(self._launched) or not self.queue.is_empty or not self.warm
 
+    def finish_warm_up(self) -> None:
+        """Warm up in this thread, before an event loop calls `advance`: it need not run these passes among requests."""
+        if not self.workers:
+            list(self._passes_to_warm)
+
     def _finish(self, until: float | None) -> None:
         """Wait for the jobs that are left, or run them if no event loop does."""
         while not self.queue.is_empty and (until is None or time.monotonic() < until):
@@ -360,6 +365,8 @@ class Engine:
         self.queue.finish(long=running.long)
 
     def _fail(self, slices: Sequence[JobSlice], error: BaseException) -> None:
+        if is_lost(self.model.device, error):  # a server starts another process when this engine is not `ready`
+            self.queue.close(drain=False)
         for part in slices:
             self.queue.fail(part.job, error)
 
@@ -385,6 +392,8 @@ class Engine:
         if not isinstance(error, Cancelled | Expired):
             with self._lock:
                 self._stats.failed += 1
+        if is_lost(model.device, error):
+            self.queue.close(drain=False)
         jobs = {window.job for window in windows}
         memory = is_out_of_memory(error)
         if len(windows) == 1 or (len(jobs) == 1 and not memory):

@@ -51,6 +51,9 @@ async def _run(registry: Registry, worker: WorkerInfo, metrics: Metrics, log: Lo
                 await asyncio.to_thread(metrics.save)
         if os.getppid() != parent:  # the supervisor was killed
             break
+        if not registry.ready:  # a device cannot be used any more: the supervisor starts another process
+            log("engine failed", engine=worker.number)
+            break
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), HEARTBEAT_SECONDS)
     listener.close()

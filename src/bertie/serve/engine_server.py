@@ -90,6 +90,8 @@ class EngineServer:
         if served in self._held:
             self._held.remove(served)
             self._tasks = {known: task for known, task in self._tasks.items() if known[0] is not served}
+            for front_end in self._front_ends:
+                front_end.forget(served)
             served.release()
 
     def _send_status(self) -> None:
@@ -127,9 +129,9 @@ class EngineServer:
     def submit(self, front_end: _FrontEnd, number: int, payload: memoryview) -> None:
         """Enqueue a job."""
         job = messages.decode_job(payload)
+        if job.task not in front_end.tasks:  # its model was reloaded, and the front end has not noticed yet
+            front_end.tasks[job.task] = self.task(*front_end.definitions[job.task])
         served, task = front_end.tasks[job.task]
-        if served not in self._held:  # it was reloaded, and the front end has not noticed yet
-            served, task = front_end.tasks[job.task] = self.task(*front_end.definitions[job.task])
         ticket = Ticket(deadline=job.deadline, owner=job.owner)
         assert isinstance(served.engine, Engine)
         queued = served.engine.make_job(ticket, task, job.windows, job.parameters, on_done=self._wake)
@@ -256,6 +258,10 @@ class _FrontEnd(asyncio.Protocol):
                     self.calls[number].cancelled.set()
             elif kind is Kind.CALL:
                 self._server.call(self, number, payload)
+
+    def forget(self, served: ServedModel) -> None:
+        """Drop the tasks of a model that was replaced; one that is asked for again is made of the new one."""
+        self.tasks = {number: known for number, known in self.tasks.items() if known[0] is not served}
 
     def send(self, data: bytes) -> None:
         """Send messages."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,6 +138,7 @@ class ServedModel:
         with self._idle:
             self._idle.wait_for(lambda: not self._users)
         self.engine.close()
+        gc.unfreeze()  # a server freezes what it has loaded at its start: the collector would never free this model
 
 
 class Registry:
@@ -245,8 +247,11 @@ class Registry:
         If loading fails, the error is raised and the old model stays.
         """
         with self._reloading:  # one at a time: both must fit into memory
+            gc.collect()  # models that were replaced earlier; the collector is in no hurry to look for them
             old = self[name]
             new = self._load(name)
+            if isinstance(new.engine, Engine):
+                new.engine.finish_warm_up()
             with self._lock:
                 self._served[name] = new
             thread = Thread(target=old.retire, name=f"retire-{name}", daemon=True)
