@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Self, Unpack, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from bertie.arguments import explain_arguments, explain_options
@@ -344,8 +344,19 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
             return float(rows[0, 0]) if isinstance(b, str) else rows[0]
         return rows[:, 0] if isinstance(b, str) else rows
 
-    def compare(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(N, D), (M, D) -> (N, M) similarities by the checkpoint's similarity function, cosine by default."""
+    def compare(self, a: ArrayLike, b: ArrayLike) -> NDArray[np.float32]:
+        """(N, D), (M, D) -> (N, M) similarities by the checkpoint's similarity function, cosine by default.
+
+        A single embedding adds no axis: (D,), (M, D) -> (M,).
+        """
+        first, second = _as_embeddings(a), _as_embeddings(b)
+        if first.shape[-1] != second.shape[-1]:
+            raise InputError(f"the embeddings have {first.shape[-1]} and {second.shape[-1]} dimensions")
+        rows = self._similarities(np.atleast_2d(first), np.atleast_2d(second))
+        rows = rows[0] if first.ndim == 1 else rows
+        return rows[..., 0] if second.ndim == 1 else rows
+
+    def _similarities(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
         name = self.modules.similarity or "cosine"
         if name in ("euclidean", "manhattan"):
             distances = torch.cdist(torch.from_numpy(a), torch.from_numpy(b), p=2.0 if name == "euclidean" else 1.0)
@@ -448,3 +459,10 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         self.modules = self.modules.with_token_weights(weights, [vocabulary.get(id, "") for id in range(len(weights))])
         self.checkpoint = replace(self.checkpoint, sentence=self.modules)
         return self
+
+
+def _as_embeddings(values: ArrayLike) -> NDArray[np.float32]:
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiu" or array.ndim not in (1, 2):
+        raise InputError("compare takes embeddings: arrays of (D,) or (N, D); use similarity(a, b) for texts")
+    return array
