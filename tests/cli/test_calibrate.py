@@ -56,7 +56,9 @@ def test_classification_and_tasks_without_calibration(tmp_path: Path, capsys: py
     arguments = ["calibrate", str(tmp_path / "dev.csv"), "-m", "bertie-small", "-o", str(tmp_path / "out")]
     assert main([*arguments, "--head", "sentiment"]) == 0
     printed = capsys.readouterr()
-    assert "temperature" in printed.err and "no_answer" not in printed.err and "dev" in printed.out.split("\n")[0]
+    assert "temperature" in printed.err
+    assert "no_answer" not in printed.err
+    assert "dev" in printed.out.split("\n")[0]
     fitted = Classifier.load(tmp_path / "out", head="sentiment").info.calibration
     assert fitted not in (Calibration(), Classifier.load("bertie-small", head="sentiment").info.calibration)
     (tmp_path / "tags.jsonl").write_text('{"tokens": ["Ada", "ran"], "tags": ["B-PER", "O"]}\n')

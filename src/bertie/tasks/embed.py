@@ -35,6 +35,7 @@ from bertie.pipeline.unknown_tokens import one_warning
 from bertie.recipe import POOLINGS, Recipe
 from bertie.tasks.base import Task, refuse_other_embeddings
 from bertie.tasks.decoding import average_windows, decoding_device
+from bertie.tasks.pairwise import compare_embeddings
 from bertie.tasks.prompts import choose_prompt, prompt_tokens_in
 from bertie.tasks.results import EmbeddingResult
 from bertie.tasks.table_output import TransformOutput, as_table, check_output, output_kind, single_column
@@ -178,53 +179,6 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         facts = super()._facts()
         return facts | {"dimension": self.dimension, "normalize": self.normalize} if self._is_loaded else facts
 
-    # --- scikit-learn ---
-
-    def _has_nothing_to_fit(self, X: Any, y: Any) -> bool:
-        """Whether X are texts without pairs or labels: scikit-learn's pipelines call `fit` before `transform`."""
-        if isinstance(X, str | Mapping) or not hasattr(X, "__len__") or not hasattr(X, "__iter__"):
-            return False
-        column = X if not hasattr(X, "columns") else X.iloc[:, 0] if hasattr(X, "iloc") and X.shape[1] == 1 else ()
-        single = isinstance(next(iter(column), None), str)
-        if single and y is not None:
-            raise InputError(
-                "an Embedder is trained on pairs of texts; for texts and labels use bertie.Classifier, or a pipeline "
-                "of the embedder and a classifier of scikit-learn"
-            )
-        return single
-
-    def transform(self, X: Any) -> Any:
-        """Embed texts into an array (N, dimension), for scikit-learn's pipelines.
-
-        A table or array must have one column. The result is an array; after `set_output`, a table.
-        """
-        kind = output_kind(self.__dict__.get("_sklearn_output_config", {}).get("transform"))
-        return as_table(self.embed(single_column(X)), self.get_feature_names_out(), kind, X)
-
-    def fit_transform(self, X: Any, y: Any = None) -> Any:
-        """Same as `transform`: in a pipeline, the embedder is not trained."""
-        return self.transform(X)
-
-    def set_output(self, *, transform: TransformOutput | None = None) -> Self:
-        """Set the output of `transform`: "pandas", "polars" or "default" (an array); None changes nothing."""
-        check_output(transform)
-        if transform is not None:
-            self._sklearn_output_config = {"transform": transform}  # scikit-learn's name, which `clone` copies
-        return self
-
-    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
-        """(dimension,) the names of `transform`'s columns."""
-        return np.array([f"embedding{i}" for i in range(self.dimension)], dtype=object)
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The constructor's arguments."""
-        own = {name: getattr(self, name) for name in ("pooling", "normalize", "loss", "matryoshka")}
-        params = {key: value for key, value in super().get_params(deep).items() if key != "head"}
-        return params | own | {"dimension": self.truncate_dim}
-
     @property
     def dimension(self) -> int:
         """The number of components of an embedding."""
@@ -349,22 +303,54 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
 
         A single embedding adds no axis: (D,), (M, D) -> (M,).
         """
-        first, second = _as_embeddings(a), _as_embeddings(b)
-        if first.shape[-1] != second.shape[-1]:
-            raise InputError(f"the embeddings have {first.shape[-1]} and {second.shape[-1]} dimensions")
-        rows = self._similarities(np.atleast_2d(first), np.atleast_2d(second))
-        rows = rows[0] if first.ndim == 1 else rows
-        return rows[..., 0] if second.ndim == 1 else rows
+        return compare_embeddings(self.modules.similarity or "cosine", a, b)
 
-    def _similarities(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
-        name = self.modules.similarity or "cosine"
-        if name in ("euclidean", "manhattan"):
-            distances = torch.cdist(torch.from_numpy(a), torch.from_numpy(b), p=2.0 if name == "euclidean" else 1.0)
-            similarities: NDArray[np.float32] = -distances.numpy()
-            return similarities
-        if name == "cosine":
-            a, b = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (a, b))
-        return a @ b.T
+    # --- scikit-learn ---
+
+    def _has_nothing_to_fit(self, X: Any, y: Any) -> bool:
+        """Whether X are texts without pairs or labels: scikit-learn's pipelines call `fit` before `transform`."""
+        if isinstance(X, str | Mapping) or not hasattr(X, "__len__") or not hasattr(X, "__iter__"):
+            return False
+        column = X if not hasattr(X, "columns") else X.iloc[:, 0] if hasattr(X, "iloc") and X.shape[1] == 1 else ()
+        single = isinstance(next(iter(column), None), str)
+        if single and y is not None:
+            raise InputError(
+                "an Embedder is trained on pairs of texts; for texts and labels use bertie.Classifier, or a pipeline "
+                "of the embedder and a classifier of scikit-learn"
+            )
+        return single
+
+    def transform(self, X: Any) -> Any:
+        """Embed texts into an array (N, dimension), for scikit-learn's pipelines.
+
+        A table or array must have one column. The result is an array; after `set_output`, a table.
+        """
+        kind = output_kind(self.__dict__.get("_sklearn_output_config", {}).get("transform"))
+        return as_table(self.embed(single_column(X)), self.get_feature_names_out(), kind, X)
+
+    def fit_transform(self, X: Any, y: Any = None) -> Any:
+        """Same as `transform`: in a pipeline, the embedder is not trained."""
+        return self.transform(X)
+
+    def set_output(self, *, transform: TransformOutput | None = None) -> Self:
+        """Set the output of `transform`: "pandas", "polars" or "default" (an array); None changes nothing."""
+        check_output(transform)
+        if transform is not None:
+            self._sklearn_output_config = {"transform": transform}  # scikit-learn's name, which `clone` copies
+        return self
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
+        """(dimension,) the names of `transform`'s columns."""
+        return np.array([f"embedding{i}" for i in range(self.dimension)], dtype=object)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's arguments."""
+        own = {name: getattr(self, name) for name in ("pooling", "normalize", "loss", "matryoshka")}
+        params = {key: value for key, value in super().get_params(deep).items() if key != "head"}
+        return params | own | {"dimension": self.truncate_dim}
 
     # --- stages of the pipeline ---
 
@@ -459,10 +445,3 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         self.modules = self.modules.with_token_weights(weights, [vocabulary.get(id, "") for id in range(len(weights))])
         self.checkpoint = replace(self.checkpoint, sentence=self.modules)
         return self
-
-
-def _as_embeddings(values: ArrayLike) -> NDArray[np.float32]:
-    array = np.asarray(values)
-    if array.dtype.kind not in "fiu" or array.ndim not in (1, 2):
-        raise InputError("compare takes embeddings: arrays of (D,) or (N, D); use similarity(a, b) for texts")
-    return array
