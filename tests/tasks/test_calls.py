@@ -345,6 +345,8 @@ def test_what_is_no_list_of_texts(made: Made) -> None:
     ):
         with pytest.raises(InputError, match=message):
             embedder.embed(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"not DataFrame; pass its columns, as in list\(zip\(table\['text'\], table"):
+        Reader(made("wordpiece", "ForQuestionAnswering")).answer(pandas.DataFrame(table))  # type: ignore[call-overload]
     with pytest.raises(InputError, match=r"use compare\(a, b\) for embeddings"):
         embedder.similarity(expected, expected)
     for top_k in ("3", 2.5, True):
@@ -361,6 +363,8 @@ def test_devices(made: Made) -> None:
     for device in ("gpu", "meta:7x", "cuda:99"):
         with pytest.raises(ConfigError, match=f"device='{device}' cannot be used on this machine"):
             embedder.to(device)
+    with pytest.raises(ConfigError, match="device='gpu' cannot be used on this machine"):
+        Embedder(made("wordpiece", ""), device="gpu").embed("a")
     int8 = Embedder.load(made("wordpiece", ""), precision="int8")
     with pytest.raises(ConfigError, match="int8, which runs on a CPU only"):
         int8.to("meta")

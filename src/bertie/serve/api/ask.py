@@ -19,7 +19,9 @@ class AskRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
     questions: Texts = Field(
-        examples=[QUERY], validation_alias=AliasChoices("questions", "question", "queries", "query")
+        description="Other names: question, queries, query, inputs.",
+        examples=[QUERY],
+        validation_alias=AliasChoices("questions", "question", "queries", "query"),
     )
     passages: int = Field(5, ge=1, le=100, description="Number of retrieved passages to read.")
     top_k: int = Field(1, ge=1, le=100, description="Answers per question.")
