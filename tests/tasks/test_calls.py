@@ -346,7 +346,7 @@ def test_what_is_no_list_of_texts(made: Made) -> None:
         with pytest.raises(InputError, match=message):
             embedder.embed(wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"not DataFrame; pass its columns, as in list\(zip\(table\['text'\], table"):
-        Reader(made("wordpiece", "ForQuestionAnswering")).answer(pandas.DataFrame(table))  # type: ignore[call-overload]
+        Reader(made("wordpiece", "ForQuestionAnswering")).answer(pandas.DataFrame(table))
     with pytest.raises(InputError, match=r"use compare\(a, b\) for embeddings"):
         embedder.similarity(expected, expected)
     for top_k in ("3", 2.5, True):
