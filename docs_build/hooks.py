@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from docs_build import charts, links, notebooks  # noqa: E402
+from docs_build import charts, links, member_order, notebooks  # noqa: E402
 from docs_build.absent_packages import absent_packages  # noqa: E402
 
 EMPTY_HEAD = re.compile(r"<thead>\s*<tr>\s*(?:<th[^>]*>\s*</th>\s*)+</tr>\s*</thead>")
@@ -27,6 +27,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # MkDocs resets the path after it has imported this file
     config.mdx_configs.setdefault("toc", {})["slugify"] = lambda text, separator: links.slug(text)
     config.nav = _pages_of_notebooks(config.nav)
+    member_order.use()
     return config
 
 

@@ -50,8 +50,9 @@ HEADERS = "-H 'Content-Type: application/json'"
 SECTIONS = (
     Section(
         "Install",
-        "Python 3.11 or newer is required. The extras are for training reports, search and the server. On Linux, torch "
-        "from PyPI includes the CUDA libraries; without a GPU, install the CPU build first "
+        "Python 3.11 or newer is required. The extras are for training reports, search and the server; in a checkout, "
+        "install `'.[train,search,serve]'`. On Linux, torch from PyPI includes the CUDA libraries; without a GPU, "
+        "install the CPU build first "
         "([pytorch.org](https://pytorch.org/get-started/locally/)).",
         (
             Step("python3 -m venv venv", 0),

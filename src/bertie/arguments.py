@@ -14,20 +14,29 @@ R = TypeVar("R")
 _PROGRESS = "progress=True or False shows or hides the progress bar"
 _LENGTH = "texts are never padded, and long ones are read in windows: see overflow= of load()"
 _TEXTS = "the texts are the first argument"
+_ACTIVATION = "the checkpoint determines the activation function; leave it out"
+_BACKEND = "on a CPU the compiled encoder is the default; `bertie export` writes ONNX and OpenVINO files"
+_CACHE = "set the environment variable HF_HOME; leave it out"
 _DEVICE = "pass device= to load(), or call .to(device)"
 _EPOCHS, _SEED, _PRECISION = "use epochs=", "use seed=", "pass precision= to load(): fp32, bf16, fp16, int8 or fp8"
 
 # Arguments of other libraries without a similarly named equivalent here.
 HINTS = {
+    "activation_fct": _ACTIVATION,
+    "activation_fn": _ACTIVATION,
+    "backend": _BACKEND,
     "batch_size": "batches are sized by a token budget; leave it out",
+    "cache_dir": _CACHE,
+    "cache_folder": _CACHE,
     "candidate_labels": "pass labels=",
     "chunk_size": "batches are sized by a token budget; leave it out",
     "context": 'pass pairs: answer([("question", "document")]), or answer("question", "document")',
-    "convert_to_numpy": "embeddings are numpy arrays; leave it out",
-    "convert_to_tensor": "embeddings are numpy arrays: torch.from_numpy(embedder.embed(texts))",
+    "convert_to_numpy": "all arrays are numpy arrays; leave it out",
+    "convert_to_tensor": "all arrays are numpy arrays: torch.from_numpy(embedder.embed(texts))",
     "device": _DEVICE,
     "device_map": _DEVICE,
     "dtype": _PRECISION,
+    "function_to_apply": _ACTIVATION,
     "grouped_entities": "use aggregation_strategy=; spans are grouped by default",
     "inputs": _TEXTS,
     "is_split_into_words": "predict() takes lists of words",
@@ -38,6 +47,7 @@ HINTS = {
     "max_length": _LENGTH,
     "max_seq_length": _LENGTH,
     "max_steps": _EPOCHS,
+    "model_kwargs": _PRECISION,
     "model_name": "the model is the first argument",
     "model_name_or_path": "the model is the first argument",
     "n_jobs": "set it with torch.set_num_threads(); leave it out",
@@ -51,9 +61,10 @@ HINTS = {
     "padding": _LENGTH,
     "per_device_train_batch_size": "use batch_size=",
     "pooling_mode": "use pooling=",
-    "precision": _PRECISION,
+    "precision": f"{_PRECISION}; for int8 or binary embeddings, see Index.create(embedding_precision=)",
     "question": 'pass pairs: answer([("question", "document")]), or answer("question", "document")',
     "random_state": _SEED,
+    "return_tensors": "all arrays are numpy arrays; leave it out",
     "return_all_scores": "result.scores has the scores of all labels",
     "return_documents": "RankedDocument.text is the document",
     "sentences": _TEXTS,
@@ -61,8 +72,9 @@ HINTS = {
     "show_progress_bar": _PROGRESS,
     "targets": "use candidates=",
     "threads": "set it with torch.set_num_threads(); leave it out",
+    "token": "run `hf auth login`, or set the environment variable HF_TOKEN",
     "tokenizer": "the checkpoint's tokenizer is used; leave it out",
-    "top_n": "use top_k=",
+    "top_k": "result.scores has the scores of all labels",
     "torch_dtype": _PRECISION,
     "truncate_dim": "use dimension=",
     "truncation": _LENGTH,
@@ -88,24 +100,30 @@ _MAX_LENGTH = 'use .checkpoint.max_length; longer texts are read in windows, or 
 ATTRIBUTE_HINTS = {
     "cpu": 'use .to("cpu")',
     "cuda": 'use .to("cuda")',
+    "config": "use .checkpoint.config",
     "encode_document": 'use embed(texts, prompt_name="document"), or embed(texts) if the checkpoint has no prompts',
     "encode_multi_process": "use `bertie embed FILE -o OUTPUT --ray local`",
     "encode_query": 'use embed(texts, prompt_name="query"), or embed(texts) if the checkpoint has no prompts',
     "eval": "models are in evaluation mode unless fit() trains them",
+    "evaluate": "use score(texts, labels), or `bertie eval` for all metrics with confidence intervals",
     "from_pretrained": "use load()",
     "generate": "Bertie runs encoders, and decoders for embeddings only; it does not generate text",
+    "get_embedding_dimension": "use .dimension",
     "get_sentence_embedding_dimension": "use .dimension",
     "half": 'use load(name, precision="fp16")',
+    "id2label": "use .info.labels",
+    "labels": "use .info.labels",
     "max_length": _MAX_LENGTH,
     "max_seq_length": _MAX_LENGTH,
     "precision": "use .checkpoint.precision",
     "rank": "use rerank(query, documents)",
     "save_pretrained": "use save(folder)",
     "semantic_search": "use bertie.Index, or similarity(query, corpus).argsort()",
-    "similarity_pairwise": "use similarity(a, b).diagonal(), or `bertie similarity pairs.csv`",
+    "similarity_pairwise": "use similarity(a, b).diagonal(), or compare(a, b).diagonal() for embeddings",
     "start_multi_process_pool": "use `bertie embed FILE -o OUTPUT --ray local`",
     "state_dict": "use .model.state_dict()",
     "tokenize": "use .tokenizer.encode(text)",
+    "train": "use fit(texts, labels)",
 }
 # Names of other libraries that are looked up in `bertie`.
 NAME_HINTS = {
@@ -120,12 +138,16 @@ NAME_HINTS = {
     "EmbeddingTransformer": "use bertie.integrations.sklearn.EmbeddingTransformer",
     "MultiVectorEncoder": "use bertie.LateInteraction",
     "SentenceTransformer": "use bertie.Embedder",
+    "SentenceTransformerTrainer": "use bertie.Embedder(...).fit(pairs)",
+    "SetFitModel": 'use bertie.Classifier(method="few-shot")',
     "SparseEncoder": "use bertie.SparseEmbedder",
+    "Trainer": "use fit() of a task, such as bertie.Classifier(...).fit(texts, labels)",
     "community_detection": "use bertie.cluster_texts",
     "cos_sim": "use Embedder.similarity(texts, texts), or Embedder.compare(a, b) for embeddings",
     "embed": "use bertie.Embedder().embed(texts)",
     "from_pretrained": "use bertie.load(name)",
     "paraphrase_mining": "use bertie.paraphrase_pairs",
+    "pipeline": "use bertie.load(name), or the class of the task, such as bertie.Classifier",
     "semantic_search": "use bertie.Index, or Embedder.similarity(query, corpus).argsort()",
     "util": "use Embedder.similarity, bertie.Index, bertie.paraphrase_pairs or bertie.cluster_texts",
     "version": "use bertie.__version__",
@@ -195,6 +217,9 @@ def _explain(function: Callable[P, R], allowed: list[str]) -> Callable[P, R]:
 def hint(name: str, allowed: Iterable[Any]) -> str:
     """What to use instead of an unknown argument."""
     names = [other for other in allowed if other not in ("self", "cls")]
+    count = next((other for other in ("top_k", "k") if other in names), None)
+    if count and name in ("k", "limit", "top_k", "top_n"):
+        return f"use {count}="
     if name in HINTS:
         return HINTS[name]
     close = get_close_matches(name, names, 1, cutoff=0.75)

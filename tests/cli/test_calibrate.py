@@ -55,6 +55,10 @@ def test_classification_and_tasks_without_calibration(tmp_path: Path, capsys: py
     (tmp_path / "dev.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
     arguments = ["calibrate", str(tmp_path / "dev.csv"), "-m", "bertie-small", "-o", str(tmp_path / "out")]
     assert main([*arguments, "--head", "sentiment"]) == 0
+    printed = capsys.readouterr()
+    assert "temperature" in printed.err
+    assert "no_answer" not in printed.err
+    assert "dev" in printed.out.split("\n")[0]
     fitted = Classifier.load(tmp_path / "out", head="sentiment").info.calibration
     assert fitted not in (Calibration(), Classifier.load("bertie-small", head="sentiment").info.calibration)
     (tmp_path / "tags.jsonl").write_text('{"tokens": ["Ada", "ran"], "tags": ["B-PER", "O"]}\n')

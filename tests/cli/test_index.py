@@ -105,6 +105,8 @@ def test_lexical_search_with_filters(docs: Path, models: dict[str, str], capsys:
     ):
         found = said(capsys, "search", "ix", "mats", "--mode", "lexical", "--where", where)
         assert [hit["document"] for hit in found["hits"]] == documents
+    assert main(["search", "ix", "mats", "--mode", "lexical", "--where", "yaer=1999"]) == 0
+    assert "--where 'yaer': the best passages have no such metadata, only " in capsys.readouterr().err
     assert main(["search", "ix", "mats", "--mode", "lexical"]) == 0
     out = capsys.readouterr().out
     assert "1. rows.csv#x:0-14\n   lexical " in out

@@ -42,6 +42,7 @@ def test_every_verb_has_the_same_flags() -> None:
         (["tokenizer", "trian"], "bertie tokenizer has no command 'trian'; did you mean train?"),
         (["embed", "x", "--outptu", "y"], "bertie embed has no flag --outptu; did you mean --output?"),
         (["embed", "x", "--out=y"], "bertie embed has no flag --out; did you mean --output?"),
+        (["embed", "x", "--batch-size", "8"], "bertie embed has no flag --batch-size; batches are sized by a token"),
         (["search", "--top_k", "3"], "bertie search has no flag --top_k; did you mean --top-k?"),
         (["train", "classify", "x", "--outptu", "y"], "has no flag --outptu"),  # rather than a missing -o
         (["train", "--learning-rate", "1"], "bertie train has no flag --learning-rate; did you mean --lr?"),

@@ -207,6 +207,8 @@ def test_zero_shot_classification(models: dict[str, str], capsys: pytest.Capture
         ["the cat sat"], ["cat", "dog"], template="a {}", multi_label=True
     )
     assert records == [{"row": 1} | plain(ours[0])]
+    assert main(["classify", "the cat sat", "-m", models["nli"], "--labels", "cat", "dog"]) == 0  # dog is a text
+    assert "--labels has one label" in capsys.readouterr().err
 
 
 def test_tag(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

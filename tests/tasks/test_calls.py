@@ -242,6 +242,7 @@ def test_arguments_of_other_libraries(made: Made) -> None:
         ("batch_size", "leave it out"),
         ("show_progress_bar", "progress=True"),
         ("convert_to_tensor", "torch.from_numpy"),
+        ("backend", "compiled encoder"),
         ("normalize_embeddings", "normalize=True to Embedder"),
         ("promt", "did you mean prompt="),
         ("colour", "it takes texts, prompt, prompt_name, progress"),
@@ -270,6 +271,10 @@ def test_arguments_of_other_libraries(made: Made) -> None:
     ):
         with pytest.raises(TypeError, match=rf"load\(\) has no argument '{name}': {message}"):
             load(**{name: "a"})  # type: ignore[arg-type, call-overload]
+    with pytest.raises(TypeError, match=r"classify\(\) has no argument 'top_k': result\.scores has"):
+        Classifier(made("wordpiece", "ForSequenceClassification")).classify("a", top_k=None)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"fill\(\) has no argument 'k': use top_k="):
+        MaskedLM(made("wordpiece", "ForMaskedLM")).fill("a", k=1)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"cluster_texts\(\) has no argument 'n_clusters': did you mean clusters=\?"):
         bertie.cluster_texts(["a", "b"], n_clusters=2)  # type: ignore[call-arg]
 
@@ -284,6 +289,8 @@ def test_names_of_other_libraries(made: Made) -> None:
         (Embedder, "from_pretrained", r"use load\(\)"),
         (embedder, "save_pretrained", r"use save\(folder\)"),
         (embedder, "get_sentence_embedding_dimension", "use .dimension"),
+        (embedder, "get_embedding_dimension", "use .dimension"),
+        (embedder, "config", "use .checkpoint.config"),
         (embedder, "max_seq_length", "use .checkpoint.max_length; longer texts are read in windows"),
         (embedder, "encode_query", 'use embed.texts, prompt_name="query"'),
         (embedder, "similarity_pairwise", r"use similarity.a, b..diagonal"),
@@ -338,6 +345,8 @@ def test_what_is_no_list_of_texts(made: Made) -> None:
     ):
         with pytest.raises(InputError, match=message):
             embedder.embed(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"not DataFrame; pass its columns, as in list\(zip\(table\['text'\], table"):
+        Reader(made("wordpiece", "ForQuestionAnswering")).answer(pandas.DataFrame(table))
     with pytest.raises(InputError, match=r"use compare\(a, b\) for embeddings"):
         embedder.similarity(expected, expected)
     for top_k in ("3", 2.5, True):
@@ -354,6 +363,8 @@ def test_devices(made: Made) -> None:
     for device in ("gpu", "meta:7x", "cuda:99"):
         with pytest.raises(ConfigError, match=f"device='{device}' cannot be used on this machine"):
             embedder.to(device)
+    with pytest.raises(ConfigError, match="device='gpu' cannot be used on this machine"):
+        Embedder(made("wordpiece", ""), device="gpu").embed("a")
     int8 = Embedder.load(made("wordpiece", ""), precision="int8")
     with pytest.raises(ConfigError, match="int8, which runs on a CPU only"):
         int8.to("meta")

@@ -103,6 +103,13 @@ def test_similarity_functions(folder: Path, how: str) -> None:
     some, others = embedder.embed(["the cat sat", "a dog", "mat"]), embedder.embed(["dog", "the mat"])
     theirs = SimilarityFunction.to_similarity_fn(how)(some, others).numpy()
     np.testing.assert_allclose(embedder.compare(some, others), theirs, atol=1e-5)
+    np.testing.assert_allclose(embedder.compare(some[0], others), theirs[0], atol=1e-5)
+    np.testing.assert_allclose(embedder.compare(some, others[1]), theirs[:, 1], atol=1e-5)
+    assert float(embedder.compare(torch.from_numpy(some[0]), others[1])) == pytest.approx(theirs[0, 1], abs=1e-5)
+    with pytest.raises(InputError, match=r"use similarity\(a, b\) for texts"):
+        embedder.compare("the cat", "dog")
+    with pytest.raises(InputError, match=r"the embeddings have \d+ and 3 dimensions"):
+        embedder.compare(some, others[:, :3])
     np.testing.assert_allclose(
         embedder.similarity(["the cat sat", "a dog", "mat"], ["dog", "the mat"]), theirs, atol=1e-5
     )

@@ -79,7 +79,7 @@ def test_a_model_without_nli_head_embeds(made: Callable[..., Path], checkpoint: 
     for labels in (iter(LABELS), np.array(LABELS)):
         assert zero_shot.classify(TEXTS, labels) == expected  # type: ignore[call-overload]
     assert type(zero_shot.classify(TEXTS[0], np.array(LABELS)).label) is str  # type: ignore[call-overload]
-    with pytest.raises(InputError, match="labels= takes a list of words, not int"):
+    with pytest.raises(InputError, match="labels= takes a list of labels, not int"):
         zero_shot.classify(TEXTS, 5)  # type: ignore[call-overload]
     with pytest.raises(InputError, match="method='combined' needs a head with a label 'entailment'"):
         zero_shot.classify(TEXTS, LABELS, method="combined")

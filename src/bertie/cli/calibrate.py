@@ -80,5 +80,6 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps({"calibration": values, "scores": {name: score.as_dict() for name, score in scores.items()}}))
         return
-    print(f"{args.output}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()), file=sys.stderr)
-    print_scores(scores, None, as_json=False)
+    fitted = [f"{name} {value:.4g}" for name, value in values.items() if value or name != "no_answer_length"]
+    print(f"{args.output}: {', '.join(fitted)}", file=sys.stderr)
+    print_scores(scores, None, as_json=False, split="dev")

@@ -6,6 +6,7 @@ With --labels: zero-shot classification, by natural language inference (NLI), em
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -133,6 +134,8 @@ def run(args: argparse.Namespace) -> None:
             )
         ],
     )
+    if args.labels is not None and len(labels) == 1 and not args.multi_label and not args.quiet:
+        print("bertie: --labels has one label, scored on its own; separate several with commas", file=sys.stderr)
 
 
 def _write_words(stream: Stream, task: Classifier) -> None:

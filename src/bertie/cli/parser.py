@@ -32,6 +32,13 @@ FLAG_SYNONYMS = {
     "--out": "--output", "--output-dir": "--output", "--silent": "--quiet", "--dtype": "--precision",
     "--eval": "--dev", "--validation": "--dev", "--valid": "--dev", "-n": "--top-k",
 }  # fmt: skip
+FLAG_HINTS = {
+    "--batch-size": "batches are sized by a token budget; leave it out",
+    "--max-length": "longer texts are read in windows, or as --overflow says",
+    "--max-seq-length": "longer texts are read in windows, or as --overflow says",
+    "--truncate": "use --overflow truncate",
+    "--truncation": "use --overflow truncate",
+}
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 
@@ -93,6 +100,8 @@ class Parser(argparse.ArgumentParser):
             return f"; flags follow the verb, as in {self.prog} VERB {flag}"
         name = flag.replace("_", "-").lower()
         known = [option for option in self._option_string_actions if option.startswith("--")]
+        if name in FLAG_HINTS and "--overflow" in known:
+            return f"; {FLAG_HINTS[name]}"
         return did_you_mean(name, known, FLAG_SYNONYMS)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

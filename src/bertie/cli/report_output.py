@@ -131,10 +131,12 @@ def short_name(model: str) -> str:
     return Path(model).absolute().name if Path(model).is_dir() else model
 
 
-def print_scores(scores: Mapping[str, Score], comparison: Comparison | None, *, as_json: bool) -> None:
+def print_scores(
+    scores: Mapping[str, Score], comparison: Comparison | None, *, as_json: bool, split: str = "test"
+) -> None:
     """Print scores, with those of a baseline if there is one."""
     if as_json:
         baseline = {} if comparison is None else {"baseline": comparison_as_dict(comparison)}
         print(json.dumps(scores_as_dict(scores) | baseline))
     else:
-        sys.stdout.write(score_table({"test": scores}, comparison=comparison))
+        sys.stdout.write(score_table({split: scores}, comparison=comparison))

@@ -114,6 +114,9 @@ def run(args: argparse.Namespace) -> None:
             prompt=args.prompt,
         )
         total = len(index)
+        if where and not any(searches) and not args.quiet:
+            unfiltered = index.search(args.queries[0], args.top_k, mode=args.mode, prompt=args.prompt)
+            print(_unmatched_filters(where, unfiltered), end="", file=sys.stderr)
     for results in searches:
         if args.json:
             record = {"query": results.query, "hits": [asdict(hit) for hit in results], "timings": results.timings}
@@ -151,6 +154,16 @@ def parse_condition(text: str) -> list[MetadataFilter]:
     if op == "!=":
         return [MetadataFilter(name, op, value) for value in values]
     return [MetadataFilter(name, op, values[-1])]
+
+
+def _unmatched_filters(where: Sequence[MetadataFilter], unfiltered: SearchResults) -> str:
+    """A note on names of --where that the passages found without it do not have, for a search without results."""
+    names = sorted({name for hit in unfiltered for name in hit.metadata})
+    unknown = [condition.name for condition in where if condition.name not in names]
+    if not unknown or not names:
+        return ""
+    known = ", ".join(map(repr, names[:20]))
+    return f"bertie: --where {unknown[0]!r:.80}: the best passages have no such metadata, only {known}\n"
 
 
 def _typed_values(text: str) -> list[MetadataValue]:

@@ -44,14 +44,16 @@ def check_list(items: Iterable[T], caller: str, what: str = "texts") -> Iterable
         or not isinstance(items, Iterable)
         or getattr(items, "ndim", 1) == 0
     ):
-        raise InputError(f"{caller} takes a list of {what}, not {type(items).__name__}; {_advice(items)}")
+        raise InputError(f"{caller} takes a list of {what}, not {type(items).__name__}; {_advice(items, what)}")
     return items
 
 
-def _advice(items: Any) -> str:
+def _advice(items: Any, what: str) -> str:
     """Advice on how to pass such an object."""
     if isinstance(items, Mapping) or hasattr(items, "columns"):
         names = list(getattr(items, "column_names", None) or (items if isinstance(items, Mapping) else items.columns))
+        if what.startswith("pairs") and len(names) > 1:
+            return f"pass its columns, as in list(zip(table[{names[0]!r}], table[{names[1]!r}]))"
         return f"pass the text column, as in table[{names[0]!r}]" if names else "it is empty"
     if isinstance(items, Set):
         return "its order is undefined: pass sorted(texts) or list(texts)"

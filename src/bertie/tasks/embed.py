@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Self, Unpack, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from bertie.arguments import explain_arguments, explain_options
@@ -35,6 +35,7 @@ from bertie.pipeline.unknown_tokens import one_warning
 from bertie.recipe import POOLINGS, Recipe
 from bertie.tasks.base import Task, refuse_other_embeddings
 from bertie.tasks.decoding import average_windows, decoding_device
+from bertie.tasks.pairwise import compare_embeddings
 from bertie.tasks.prompts import choose_prompt, prompt_tokens_in
 from bertie.tasks.results import EmbeddingResult
 from bertie.tasks.table_output import TransformOutput, as_table, check_output, output_kind, single_column
@@ -178,53 +179,6 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
         facts = super()._facts()
         return facts | {"dimension": self.dimension, "normalize": self.normalize} if self._is_loaded else facts
 
-    # --- scikit-learn ---
-
-    def _has_nothing_to_fit(self, X: Any, y: Any) -> bool:
-        """Whether X are texts without pairs or labels: scikit-learn's pipelines call `fit` before `transform`."""
-        if isinstance(X, str | Mapping) or not hasattr(X, "__len__") or not hasattr(X, "__iter__"):
-            return False
-        column = X if not hasattr(X, "columns") else X.iloc[:, 0] if hasattr(X, "iloc") and X.shape[1] == 1 else ()
-        single = isinstance(next(iter(column), None), str)
-        if single and y is not None:
-            raise InputError(
-                "an Embedder is trained on pairs of texts; for texts and labels use bertie.Classifier, or a pipeline "
-                "of the embedder and a classifier of scikit-learn"
-            )
-        return single
-
-    def transform(self, X: Any) -> Any:
-        """Embed texts into an array (N, dimension), for scikit-learn's pipelines.
-
-        A table or array must have one column. The result is an array; after `set_output`, a table.
-        """
-        kind = output_kind(self.__dict__.get("_sklearn_output_config", {}).get("transform"))
-        return as_table(self.embed(single_column(X)), self.get_feature_names_out(), kind, X)
-
-    def fit_transform(self, X: Any, y: Any = None) -> Any:
-        """Same as `transform`: in a pipeline, the embedder is not trained."""
-        return self.transform(X)
-
-    def set_output(self, *, transform: TransformOutput | None = None) -> Self:
-        """Set the output of `transform`: "pandas", "polars" or "default" (an array); None changes nothing."""
-        check_output(transform)
-        if transform is not None:
-            self._sklearn_output_config = {"transform": transform}  # scikit-learn's name, which `clone` copies
-        return self
-
-    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
-        """(dimension,) the names of `transform`'s columns."""
-        return np.array([f"embedding{i}" for i in range(self.dimension)], dtype=object)
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The constructor's arguments."""
-        own = {name: getattr(self, name) for name in ("pooling", "normalize", "loss", "matryoshka")}
-        params = {key: value for key, value in super().get_params(deep).items() if key != "head"}
-        return params | own | {"dimension": self.truncate_dim}
-
     @property
     def dimension(self) -> int:
         """The number of components of an embedding."""
@@ -344,16 +298,59 @@ class Embedder(Trainable[_Options, FloatArray, EmbeddingResult]):
             return float(rows[0, 0]) if isinstance(b, str) else rows[0]
         return rows[:, 0] if isinstance(b, str) else rows
 
-    def compare(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(N, D), (M, D) -> (N, M) similarities by the checkpoint's similarity function, cosine by default."""
-        name = self.modules.similarity or "cosine"
-        if name in ("euclidean", "manhattan"):
-            distances = torch.cdist(torch.from_numpy(a), torch.from_numpy(b), p=2.0 if name == "euclidean" else 1.0)
-            similarities: NDArray[np.float32] = -distances.numpy()
-            return similarities
-        if name == "cosine":
-            a, b = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (a, b))
-        return a @ b.T
+    def compare(self, a: ArrayLike, b: ArrayLike) -> NDArray[np.float32]:
+        """(N, D), (M, D) -> (N, M) similarities by the checkpoint's similarity function, cosine by default.
+
+        A single embedding adds no axis: (D,), (M, D) -> (M,).
+        """
+        return compare_embeddings(self.modules.similarity or "cosine", a, b)
+
+    # --- scikit-learn ---
+
+    def _has_nothing_to_fit(self, X: Any, y: Any) -> bool:
+        """Whether X are texts without pairs or labels: scikit-learn's pipelines call `fit` before `transform`."""
+        if isinstance(X, str | Mapping) or not hasattr(X, "__len__") or not hasattr(X, "__iter__"):
+            return False
+        column = X if not hasattr(X, "columns") else X.iloc[:, 0] if hasattr(X, "iloc") and X.shape[1] == 1 else ()
+        single = isinstance(next(iter(column), None), str)
+        if single and y is not None:
+            raise InputError(
+                "an Embedder is trained on pairs of texts; for texts and labels use bertie.Classifier, or a pipeline "
+                "of the embedder and a classifier of scikit-learn"
+            )
+        return single
+
+    def transform(self, X: Any) -> Any:
+        """Embed texts into an array (N, dimension), for scikit-learn's pipelines.
+
+        A table or array must have one column. The result is an array; after `set_output`, a table.
+        """
+        kind = output_kind(self.__dict__.get("_sklearn_output_config", {}).get("transform"))
+        return as_table(self.embed(single_column(X)), self.get_feature_names_out(), kind, X)
+
+    def fit_transform(self, X: Any, y: Any = None) -> Any:
+        """Same as `transform`: in a pipeline, the embedder is not trained."""
+        return self.transform(X)
+
+    def set_output(self, *, transform: TransformOutput | None = None) -> Self:
+        """Set the output of `transform`: "pandas", "polars" or "default" (an array); None changes nothing."""
+        check_output(transform)
+        if transform is not None:
+            self._sklearn_output_config = {"transform": transform}  # scikit-learn's name, which `clone` copies
+        return self
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
+        """(dimension,) the names of `transform`'s columns."""
+        return np.array([f"embedding{i}" for i in range(self.dimension)], dtype=object)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's arguments."""
+        own = {name: getattr(self, name) for name in ("pooling", "normalize", "loss", "matryoshka")}
+        params = {key: value for key, value in super().get_params(deep).items() if key != "head"}
+        return params | own | {"dimension": self.truncate_dim}
 
     # --- stages of the pipeline ---
 

@@ -340,7 +340,7 @@ def load_copy(model: Checkpoint | str | Path | None, device: str | torch.device 
     If loaded by name, it is on the GPU by default, if there is one.
     """
     if not isinstance(model, Checkpoint):
-        return Checkpoint.load(default_model() if model is None else model, device=_default_device(device))
+        return Checkpoint.load(default_model() if model is None else model, device=device or default_device())
     checkpoint = deepcopy(model)
     if device is not None:
         checkpoint.to(device)

@@ -161,7 +161,7 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
         entailment, and "This text is about {}." for embeddings. A single text returns a single result.
         `progress`: whether to show a progress bar; None: on a terminal or in a notebook.
         """
-        labels = list(check_list(labels, "labels=", "words"))
+        labels = list(check_list(labels, "labels=", "labels"))
         each = partial(self.classify_each, labels=labels, template=template, multi_label=multi_label, method=method)
         # An entailment head reads each text once per label.
         method = self.resolve_method(method, len(labels))
@@ -180,7 +180,7 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
         method: Method = "auto",
     ) -> Iterator[ZeroShotResult]:
         """Like `classify`, but yield results one by one."""
-        checked = enumerate(check_list(labels, "labels=", "words"))
+        checked = enumerate(check_list(labels, "labels=", "labels"))
         labels = [str(checked_text(label, f"label {i}")) for i, label in checked]
         if not labels or len(set(labels)) < len(labels):
             raise InputError(f"labels={labels!r:.80} must be one or more distinct labels")

@@ -17,6 +17,12 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 
+_HINTS = {  # attributes of transformers' encodings
+    "attention_mask": "; flat batches need no attention mask",
+    "input_ids": "; use .ids",
+    "tokens": "; use [tokenizer.token(id) for id in encoding.ids]",
+}
+
 
 def _empty() -> IntArray:
     return np.empty(0, np.int64)
@@ -91,7 +97,7 @@ class LazyEncoding(Encoding):
         elif name == "sequence_ids":
             value = np.where(self.special, np.int64(-1), np.int64(0))
         else:
-            raise AttributeError(f"an encoding has no {name!r}")
+            raise AttributeError(f"an encoding has no {name!r}" + _HINTS.get(name, ""))
         object.__setattr__(self, name, value)
         return value
 

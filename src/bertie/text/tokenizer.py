@@ -86,6 +86,9 @@ class Tokenizer:
             if backend.id_to_token(int(index)) is None:
                 raise CheckpointError(f"the tokenizer's template adds id={index}, which its vocabulary does not have")
 
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.kind}, {self.vocab_size:,} tokens)"
+
     @classmethod
     def from_folder(cls, path: str | Path, legacy: LegacyTokenizer | None = None) -> Tokenizer:
         """Load the tokenizer of a checkpoint folder: its tokenizer.json, else its older vocabulary files.

@@ -21,6 +21,8 @@ def test_ask(start: Start, registry: Registry, tmp_path: Any) -> None:
         server = start(index=(index, "embed"))
         reply = server.post_json("/ask", {"questions": ["the dog", "mat"], "passages": 2, "top_k": 2})
         none = server.post_json("/ask", {"questions": "mat", "no_answer_threshold": 0})["results"][0]
+        single = server.post_json("/ask", {"question": "mat", "no_answer_threshold": 0})["results"][0]
+        assert single["answers"] == none["answers"]
         refused = server.post("/ask", {"questions": "mat", "passages": 0})
     assert (reply["model"], reply["passages"], len(reply["results"])) == ("embed", 2, 2)
     for result, expected in zip(reply["results"], local, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from bertie.serve.api.base import QUERY, Array, ReadCounts, Response, Texts
 from bertie.serve.api.native import HIT_BYTES, SearchHitItem
@@ -18,7 +18,11 @@ class AskRequest(BaseModel):
     """POST /ask."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
-    questions: Texts = Field(examples=[QUERY])
+    questions: Texts = Field(
+        description="Other names: question, queries, query, inputs.",
+        examples=[QUERY],
+        validation_alias=AliasChoices("questions", "question", "queries", "query"),
+    )
     passages: int = Field(5, ge=1, le=100, description="Number of retrieved passages to read.")
     top_k: int = Field(1, ge=1, le=100, description="Answers per question.")
     no_answer_threshold: float | None = Field(
