@@ -115,7 +115,8 @@ _STYLE = (
 
 def bars(title: str, columns: Sequence[Column], part: str, labels: Sequence[str]) -> str:
     """SVG bar chart with one group per row, one bar per model, and its interval as a line."""
-    thick, gap, left, wide, top = 16, 14, 290, 460, 54
+    thick, gap, wide, top = 16, 14, 460, 54
+    left = max(290, *(8 + 7 * len(label) for label in labels))
     shown = []  # (column, figure) of each row
     for label in labels:
         cells = [column.parts[part].get(label) for column in columns]

@@ -172,7 +172,7 @@ def test_pairs_without_a_head_for_them(
         run(capsys, "classify", "pairs.csv", "-m", folder)
     )  # whoever names a model knows what it is for
     assert set(result["scores"]) == {"negative", "neutral", "positive"}
-    assert bertie.ZeroShot.load().resolve_method("auto", 2) == "embedding"  # without a head for entailment
+    assert bertie.ZeroShot.load().resolve_method("auto") == "embedding"  # without a head for entailment
 
 
 def test_no_built_in_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

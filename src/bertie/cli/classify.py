@@ -69,8 +69,8 @@ def add(verbs: Verbs) -> None:
         "--method",
         choices=("auto", "entailment", "embedding", "combined"),
         default="auto",
-        help="with --labels: entailment (NLI), embedding similarity, or both combined (default: what the model "
-        "supports; if both, combined for up to 5 labels and embedding for more)",
+        help="with --labels: entailment (NLI), embedding similarity, or both combined (default: embedding, or "
+        "entailment if the model has no sentence embeddings or --head is given)",
     )
     parser.add_argument("--template", help="with --labels: hypothesis template, with {} for the label")
     parser.add_argument(
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> None:
         zero = load(ZeroShot, args)
         labels = [label.strip() for label in args.labels.split(",") if label.strip()]
         options: dict[str, Any] = {"template": args.template, "multi_label": args.multi_label, "method": args.method}
-        zero.resolve_method(args.method, len(labels))  # raises if the model lacks what it needs
+        zero.resolve_method(args.method)  # raises if the model lacks what it needs
 
         def work(texts: list[Any]) -> Iterator[dict[str, Any]]:
             return map(asdict, zero.classify_each(texts, labels, **options))

@@ -6,9 +6,9 @@
 - "embedding": the label whose embedding is nearest to that of the text, by cosine similarity: one pass per text.
 - "combined": a weighted sum of the logits of both.
 
-"auto" is "combined" for up to five labels and "embedding" for more, where the NLI head adds little and costs most; a
-model that supports only one of the two uses that one. This choice, the templates and the temperatures were
-fitted on five labelled datasets and checked on six others (benchmarks/zero_shot.py; docs/labelling.md has the figures).
+"auto" is "embedding", or "entailment" for a model without sentence embeddings. On datasets whose labels the built-in
+model has not been trained on, "embedding" is the best of the three and the fastest (docs/labelling.md). The templates
+and the temperatures were fitted on five labelled datasets (benchmarks/zero_shot.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ TEMPLATES: dict[Method, str] = {
 _SCALE = 20.0  # of cosine similarities as logits: a temperature of 0.05
 _ENTAILMENT_WEIGHT = 0.5  # of entailment logits beside scaled similarities
 _SEVERAL_SCALE, _NEUTRAL = 10.0, 0.15  # if several labels may be true, one of this similarity is as likely as not
-_COMBINED_LABELS = 5  # maximum number of labels for which "auto" is "combined"
 _COMBINED_TEXTS = 64  # texts per group, which both methods read
 
 
@@ -74,9 +73,8 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
     'sports'
 
     `classify` takes a `method`: "entailment" needs a head for natural language inference, "embedding" compares
-    embeddings and needs sentence-embedding modules, and "combined" does both. "auto" is what the model supports; if
-    that is both, "combined" for up to five labels and "embedding" for more. If `head` is given, "auto" is
-    "entailment".
+    embeddings and needs sentence-embedding modules, and "combined" does both. "auto" is "embedding" if the model
+    supports it, and "entailment" if not, or if `head` is given.
     """
 
     kind = "classify"
@@ -107,14 +105,12 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
     def _fits(cls, info: HeadInfo) -> bool:
         return info.kind == "classify" and entailment_label(info) is not None
 
-    def resolve_method(self, method: Method, labels: int) -> Method:
-        """Resolve "auto" for a number of labels; other methods are returned if the model supports them."""
+    def resolve_method(self, method: Method) -> Method:
+        """Resolve "auto"; other methods are returned if the model supports them."""
         if method not in METHODS:
             raise InputError(f"method={method!r} must be one of {', '.join(METHODS)}")
         if method == "auto":
-            if self.checkpoint.sentence is None or self._head_is_named:
-                return "entailment"
-            return "combined" if self.head is not None and labels <= _COMBINED_LABELS else "embedding"
+            return "entailment" if self.checkpoint.sentence is None or self._head_is_named else "embedding"
         if method != "embedding" and self.head is None:
             raise InputError(
                 f"method={method!r} needs a head with a label 'entailment', which {self.checkpoint.source} lacks; "
@@ -164,7 +160,7 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
         labels = list(check_list(labels, "labels=", "labels"))
         each = partial(self.classify_each, labels=labels, template=template, multi_label=multi_label, method=method)
         # An entailment head reads each text once per label.
-        method = self.resolve_method(method, len(labels))
+        method = self.resolve_method(method)
         passes = {"embedding": 1, "entailment": len(labels), "combined": len(labels) + 1}[method]
         count = 1 if isinstance(texts, str) else length(texts)
         total = None if count is None else count * passes
@@ -184,7 +180,7 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
         labels = [str(checked_text(label, f"label {i}")) for i, label in checked]
         if not labels or len(set(labels)) < len(labels):
             raise InputError(f"labels={labels!r:.80} must be one or more distinct labels")
-        method = self.resolve_method(method, len(labels))
+        method = self.resolve_method(method)
         sentences = {
             name: [_fill_template(default if template is None else template, label) for label in labels]
             for name, default in TEMPLATES.items()

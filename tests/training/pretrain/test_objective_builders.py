@@ -73,6 +73,10 @@ def context(folder: Path, **objective: Any) -> RunContext:
     return RunContext(recipe(**objective), folder, torch.device("cpu"), Checkpoint.load(folder / "encoder"))
 
 
+def test_one_labelled_task_has_the_steps_of_the_recipe(folder: Path) -> None:
+    assert build_sampler(context(folder)).total_steps == 120  # 15 epochs of 8 steps; 17 are prepared
+
+
 def test_a_teacher_replaces_hard_labels(folder: Path) -> None:
     hard, _ = build_sampler(context(folder)).read(0)
     assert isinstance(hard.objective, SingleLabelObjective)

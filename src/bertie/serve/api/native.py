@@ -182,7 +182,7 @@ def classify(service: Service, request: ClassifyRequest, context: RequestContext
         zero_shot = service.zero_shot(
             request.model, context, head=request.head, overflow=request.overflow, method=request.method
         )
-        method = zero_shot.resolve_method(request.method, len(request.labels))
+        method = zero_shot.resolve_method(request.method)
         by_embedding = [(text,) for text in (*texts, *request.labels)]
         pairs_read = [(text, label) for text in texts for label in request.labels]
         service.check_tokens(by_embedding if method == "embedding" else pairs_read, zero_shot, context)

@@ -120,8 +120,8 @@ def build_sampler(context: RunContext) -> BatchSampler:
     """Build the sampler of a run: that of its objective, or a mixture of several."""
     recipe = context.recipe
     samplers = [_build(context, options) for options in recipe.objectives]
-    if len(samplers) == 1:
-        return samplers[0]
+    if len(samplers) == 1 and recipe.objectives[0]["kind"] in CORPUS_OBJECTIVES:
+        return samplers[0]  # one of a labelled task has whole epochs, not the recipe's number of steps
     shares = [float(options.get("share", 1.0)) for options in recipe.objectives]
     return MixtureSampler(samplers, shares, recipe.steps, context.hyperparameters.seed)
 
