@@ -477,7 +477,7 @@ def test_load_sentence_transformers_folders(made: Made, tmp_path: Path) -> None:
 
 
 def test_missing_heads_and_tokenizers(made: Made, tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="no head 'tag'"):
+    with pytest.raises(NotFoundError, match=r"no head 'tag'; it has: .*; train one with bertie\.Tagger\(…\)\.fit"):
         Tagger.load(made("wordpiece", "ForMaskedLM"))
     for file in made("wordpiece", "").iterdir():
         if "token" not in file.name:

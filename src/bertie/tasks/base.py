@@ -135,7 +135,10 @@ class Task(ABC, Generic[Options, Output, Result], metaclass=TaskType):
                 f"{checkpoint.source} is a {checkpoint.spec.family.model_type} model, which Bertie uses for embeddings "
                 f"only (bertie.Embedder): it has no head for {cls.__name__}, and text generation is not implemented"
             )
-        checkpoint.model.head(name)
+        if name not in checkpoint.model.heads:
+            have = ", ".join(checkpoint.model.heads) or "none"
+            train = f"; train one with bertie.{cls.__name__}(…).fit or bertie train" if hasattr(cls, "fit") else ""
+            raise NotFoundError(f"{checkpoint.source} has no head {name!r}; it has: {have}{train}")
         if name not in fitting:
             info = checkpoint.heads[name]
             raise InputError(
