@@ -193,6 +193,23 @@ def test_the_warm_up_runs_between_batches(embedder: Embedder, monkeypatch: pytes
     assert engine.load().warm
     engine.close()
 
+    device = Device(monkeypatch)
+    steps.clear()
+    engine = Engine(embedder.model, budget=512, workers=0)
+    engine.warm, engine._passes_to_warm = False, engine._warm_up()
+    submit(engine, embedder, "the river")
+    assert engine.advance()
+    assert engine.advance()
+    assert steps == ["pass 0"], "a batch is in flight: the second pass has to wait"
+    monkeypatch.setattr(engine_module, "WARM_SECONDS", 0.0)
+    for _ in range(3):
+        engine.advance()
+    assert len(steps) == 3
+    assert engine.load().warm
+    device.done = 1
+    assert not engine.advance()
+    engine.close()
+
     steps.clear()
     engine = Engine(embedder.model, budget=512, workers=0)
     engine.warm, engine._passes_to_warm = False, engine._warm_up()

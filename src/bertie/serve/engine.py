@@ -46,7 +46,7 @@ from bertie.text.encoding import Encodings
 
 ALONE_SECONDS = 0.01  # that a request which is alone may keep the event loop from others
 LONG_NICE = 5  # added to the niceness of the threads for long jobs: short ones come first where cores are short
-
+WARM_SECONDS = 0.25  # between passes of the warm-up of a server that is never idle
 DEPTH = 2  # batches in flight on a GPU: one is prepared while the other runs
 
 
@@ -132,7 +132,7 @@ class Engine:
         ]
         for thread in self._threads:
             thread.start()
-        self.warm = model.device.type != "cuda"
+        self.warm, self._last_warm_pass = model.device.type != "cuda", 0.0
         self._passes_to_warm = iter(()) if self.warm else self._warm_up()
         self._runs_alone = model.device.type == "cpu" and self.workers > 0
         if not self.warm and self.workers:
@@ -265,9 +265,8 @@ class Engine:
     def advance(self) -> bool:
         """Collect the batches that are done, and launch others; return whether anything is left to do.
 
-        Without threads of its own, the engine runs in that of an event loop, which calls this again and again. On a
-        GPU, threads would wait for each other more than for the device: each operation of torch releases the
-        interpreter's lock, and takes it back when another thread has given it up.
+        Without threads of its own, the engine runs on an event loop, which calls this again and again. On a GPU,
+        threads would mostly wait for each other: each operation of torch releases the GIL and waits to get it back.
         """
         self._driver = current_thread()
         while self._launched and self._launched[0].is_done:
@@ -280,8 +279,9 @@ class Engine:
                     break
             else:
                 break
-        if not self._launched and not self.warm:
+        if not self.warm and (not self._launched or time.monotonic() >= self._last_warm_pass + WARM_SECONDS):
             next(self._passes_to_warm, None)
+            self._last_warm_pass = time.monotonic()
         return bool(self._launched) or not self.queue.is_empty or not self.warm
 
     def finish_warm_up(self) -> None:
