@@ -571,7 +571,7 @@ def test_invalid_arguments(tmp_path: Path, embedder: Embedder, index: Index) -> 
             call()
     with pytest.raises(TypeError, match=r"create\(\) has no argument 'chunksize': did you mean chunk_size=\?"):
         Index.create(tmp_path / "x", embedder, chunksize=64)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"search\(\) has no argument 'top_k': it takes query, k, "):
+    with pytest.raises(TypeError, match=r"search\(\) has no argument 'top_k': use k="):
         index.search("a", top_k=3)  # type: ignore[call-arg]
     assert not (tmp_path / "x").exists()
     with pytest.raises(ExistsError):

@@ -156,6 +156,19 @@ def test_a_stopped_worker_does_not_delay_the_shutdown(workers: Workers) -> None:
     assert workers.process.returncode == 0
 
 
+def test_a_stop_while_a_worker_is_restarted() -> None:
+    stop = "lambda event, **fields: os.kill(os.getpid(), signal.SIGTERM) if event == 'process restarted' else None"
+    code = SUPERVISOR.replace("import sys", "import os, signal, sys").replace("timeout=timeout", f"log={stop}")
+    argv = [sys.executable, "-P", "-c", code, WORKER, "2"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        with socket.create_connection(("127.0.0.1", int(supervisor.stdout.readline()))) as connection:
+            connection.sendall(b"exit")
+        assert supervisor.stderr is not None
+        assert supervisor.stderr.read() == ""
+        assert supervisor.wait(WAIT) == 0
+
+
 def test_a_worker_that_cannot_start() -> None:
     command = [sys.executable, "-c", "raise SystemExit(3)"]
     code = textwrap.dedent(

@@ -177,13 +177,14 @@ class Supervisor:
         self._ready: set[ProcessId] = set()  # workers that have been ready once
         self._failures: dict[ProcessId, int] = {}  # failed starts in a row, by worker
         self._restart_at: dict[ProcessId, float] = {}  # when to start workers that have failed
+        self._stop_requested = False  # by a signal
         self._stop_at: float | None = None  # when workers that still run are killed
 
     def run(self) -> None:
         """Run until a signal stops it, or workers cannot be started."""
         with TemporaryDirectory(prefix="bertie-serve-") as folder:
             for sig in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(sig, self._handle_stop)
+                signal.signal(sig, self._request_stop)
             signal.signal(signal.SIGHUP, lambda sig, frame: self._send_signal(signal.SIGHUP))
             reported = False
             for process in self._processes:
@@ -193,6 +194,9 @@ class Supervisor:
                 while self._workers or self._restart_at:
                     time.sleep(POLL_SECONDS)
                     now = time.monotonic()
+                    if self._stop_requested:
+                        self._stop_requested = False
+                        self._stop()
                     self._check_workers(folder, now - checked)
                     checked = now
                     if not reported and len(self._ready) == len(self._processes):
@@ -272,7 +276,10 @@ class Supervisor:
         self._log("process restarted", process=str(id), status=status, pause=pause or None)
         self._restart_at[id] = time.monotonic() + pause
 
-    def _handle_stop(self, sig: int, frame: Any) -> None:
+    def _request_stop(self, sig: int, frame: Any) -> None:
+        self._stop_requested = True  # no more here: a worker may just be being started
+
+    def _stop(self) -> None:
         self._restart_at.clear()
         if self._stop_at is None:
             self._stop_at = time.monotonic() + self._shutdown_seconds + 10
@@ -291,7 +298,7 @@ class Supervisor:
             self._send_signal(signal.SIGTERM, "engine")
 
     def _stop_workers(self) -> None:
-        self._handle_stop(signal.SIGTERM, None)
+        self._stop()
         assert self._stop_at is not None
         for role in ("front-end", "engine"):
             self._send_signal(signal.SIGTERM, role)
