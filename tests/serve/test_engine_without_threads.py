@@ -74,8 +74,8 @@ def test_jobs_that_wait_share_a_batch(engine: Engine, embedder: Embedder) -> Non
 def test_batches_in_flight(engine: Engine, embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch)
     jobs = []
-    for text in sentences(4):
-        jobs.append(submit(engine, embedder, text))
+    for _ in range(4):
+        jobs.append(submit(engine, embedder, "the river"))
         assert engine.advance()
     assert device.launched == [[jobs[0]], [jobs[1]]], "two, and the rest shares the next one"
     assert not any(job.unanswered == 0 for job in jobs)
@@ -86,6 +86,33 @@ def test_batches_in_flight(engine: Engine, embedder: Embedder, monkeypatch: pyte
     device.done = 3
     assert not engine.advance()
     assert not any(job.unanswered for job in jobs)
+
+
+def test_a_batch_grows_while_a_larger_one_runs(
+    engine: Engine, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(monkeypatch)
+    first = [submit(engine, embedder, "the river") for _ in range(3)]
+    engine.advance()
+    assert device.launched == [first]
+    second = []
+    for _ in range(2):
+        second.append(submit(engine, embedder, "the river"))
+        engine.advance()
+        assert len(device.launched) == 1, "smaller than the first one"
+    second.append(submit(engine, embedder, "the river"))
+    engine.advance()
+    assert device.launched == [first, second]
+    device.done = 1
+    last = submit(engine, embedder, "the river")
+    engine.advance()
+    assert device.launched == [first, second]
+    device.done = 2
+    engine.advance()
+    assert device.launched == [first, second, [last]], "nothing runs any more"
+    device.done = 3
+    engine.advance()
+    assert not any(job.unanswered for job in (*first, *second, last))
 
 
 def test_short_and_long_jobs_alternate(engine: Engine, embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:

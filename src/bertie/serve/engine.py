@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
-from dataclasses import dataclass, field
 from threading import Lock, Thread, current_thread, get_native_id
 from typing import Any
 
@@ -37,7 +36,16 @@ from bertie.serve.batch_budget import (
 )
 from bertie.serve.engine_load import EngineLoad
 from bertie.serve.engine_stats import BatchStats, EngineStats, task_name
-from bertie.serve.forward_pass import Answer, ForwardPass, QueuedWindow, drop_traceback, is_lost, launch, shared_passes
+from bertie.serve.forward_pass import (
+    Answer,
+    ForwardPass,
+    QueuedWindow,
+    RunningBatch,
+    drop_traceback,
+    is_lost,
+    launch,
+    shared_passes,
+)
 from bertie.serve.lanes import LONG_CHARACTERS, JobSlice, Lane, QueuedJob
 from bertie.serve.loop_runner import current_runner
 from bertie.serve.queue import WAIT, Queue
@@ -48,26 +56,6 @@ ALONE_SECONDS = 0.01  # that a request which is alone may keep the event loop fr
 LONG_NICE = 5  # added to the niceness of the threads for long jobs: short ones come first where cores are short
 WARM_SECONDS = 0.25  # between passes of the warm-up of a server that is never idle
 DEPTH = 2  # batches in flight on a GPU: one is prepared while the other runs
-
-
-@dataclass(slots=True)
-class _RunningBatch:
-    """A batch that has been launched."""
-
-    slices: list[JobSlice]
-    long: bool
-    start: float = field(default_factory=time.perf_counter)
-    passes: list[ForwardPass] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)  # of passes that were retried
-    launched: torch.cuda.Event | None = None  # after the last kernel; None: on a CPU it is done
-
-    @property
-    def is_done(self) -> bool:
-        """Whether collecting the outputs waits for nothing."""
-        try:
-            return self.launched is None or bool(self.launched.query())  # type: ignore[no-untyped-call]
-        except RuntimeError:  # of a kernel; collecting the outputs reports it
-            return True
 
 
 class Engine:
@@ -117,7 +105,7 @@ class Engine:
             self.budget, rate = self.measurement.budget, self.measurement.rate
         self.queue.expect(rate, least=2 * self.budget * len(self.models) * (self.workers or DEPTH))
         self._running: dict[Thread, list[JobSlice]] = {}
-        self._launched: deque[_RunningBatch] = deque()  # by `advance`, the oldest first
+        self._launched: deque[RunningBatch] = deque()  # by `advance`, the oldest first
         self._driver: Thread | None = None  # the thread that calls it
         self._threads = [
             Thread(
@@ -274,6 +262,8 @@ class Engine:
         while len(self._launched) < DEPTH:
             long_first = self.queue.short.running > 0  # one batch of each kind, if there are jobs of both
             for long in (long_first, not long_first):
+                if self._is_growing(long):
+                    continue
                 if slices := self.queue.take(self.budget, long=long, wait=False):
                     self._launched.append(self._launch(self.model, slices, long))
                     break
@@ -283,6 +273,16 @@ class Engine:
             next(self._passes_to_warm, None)
             self._last_warm_pass = time.monotonic()
         return bool(self._launched) or not self.queue.is_empty or not self.warm
+
+    def _is_growing(self, long: bool) -> bool:
+        """Whether the next batch should take more jobs before it is launched.
+
+        While a batch of short jobs runs, the next one waits until it is as large, or the first one is done: launching
+        many small batches would take this thread longer than the device takes to run them.
+        """
+        if long or not self._launched or self._launched[-1].long:
+            return False
+        return self.queue.short.waiting < min(self._launched[-1].cost, self.budget)
 
     def finish_warm_up(self) -> None:
         """Warm up in this thread, before an event loop calls `advance`: it need not run these passes among requests."""
@@ -331,9 +331,9 @@ class Engine:
         self._collect(model, self._launch(model, slices, long))
         self._running[thread] = []
 
-    def _launch(self, model: Model, slices: list[JobSlice], long: bool) -> _RunningBatch:
+    def _launch(self, model: Model, slices: list[JobSlice], long: bool) -> RunningBatch:
         """Launch a batch, which must be collected; errors are reported to its requests."""
-        running = _RunningBatch(slices, long)
+        running = RunningBatch(slices, long)
         try:
             for windows in shared_passes(slices):
                 if windows := [window for window in windows if window.job.unanswered]:
@@ -348,7 +348,7 @@ class Engine:
             self._fail(slices, error)
         return running
 
-    def _collect(self, model: Model, running: _RunningBatch) -> None:
+    def _collect(self, model: Model, running: RunningBatch) -> None:
         """Give the outputs of a batch to its requests."""
         lane = self.queue.long if running.long else self.queue.short
         try:

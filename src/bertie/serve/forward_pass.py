@@ -6,6 +6,7 @@ values, is done when its outputs are collected.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
@@ -68,6 +69,31 @@ class ForwardPass:
             for windows, outputs in self.outputs
             for window, output in zip(windows, outputs, strict=True)
         ]
+
+
+@dataclass(slots=True)
+class RunningBatch:
+    """A batch that has been launched."""
+
+    slices: list[JobSlice]
+    long: bool
+    start: float = field(default_factory=time.perf_counter)
+    passes: list[ForwardPass] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)  # of passes that were retried
+    launched: torch.cuda.Event | None = None  # after the last kernel; None: on a CPU it is done
+
+    @property
+    def cost(self) -> int:
+        """Of its windows, in tokens."""
+        return sum(sum(part.job.costs[part.first : part.last]) for part in self.slices)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether collecting the outputs waits for nothing."""
+        try:
+            return self.launched is None or bool(self.launched.query())  # type: ignore[no-untyped-call]
+        except RuntimeError:  # of a kernel; collecting the outputs reports it
+            return True
 
 
 @torch.inference_mode()
