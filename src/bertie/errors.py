@@ -23,7 +23,11 @@ class BertieWarning(UserWarning):
 
 
 class UnknownTokenWarning(BertieWarning):
-    """Texts that a model's vocabulary does not cover, such as texts in another language."""
+    """Texts that a model's vocabulary does not cover, such as texts in another script."""
+
+
+class NonEnglishWarning(BertieWarning):
+    """Texts that do not seem to be in English, for a model with an English vocabulary."""
 
 
 class ConfigError(BertieError, ValueError):

@@ -94,6 +94,7 @@ def echo(path: str, body: Any) -> tuple[int, dict[str, str], Any]:
             "tokens_read": len(text),
             "windows": 1,
             "tokens_unknown": 0,
+            "tokens_non_english": 0,
         }
         for i, text in enumerate(body["input"])
     ]

@@ -38,6 +38,7 @@ class ToyResult:
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
 
 class ToyTagger(Tagger):

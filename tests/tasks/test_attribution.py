@@ -20,7 +20,7 @@ class ByWord:
     def __call__(self, texts: list[Any]) -> list[Any]:
         self.texts += texts
         whole = [text if isinstance(text, str) else " ".join(text) for text in texts]
-        counts = {"tokens_total": 3, "tokens_read": 3, "windows": 1, "tokens_unknown": 0}
+        counts = {"tokens_total": 3, "tokens_read": 3, "windows": 1, "tokens_unknown": 0, "tokens_non_english": 0}
         return [
             SimpleNamespace(label="good" if p > 0.5 else "bad", scores={"good": p, "bad": 1 - p}, **counts)
             for p in (0.9 if "good" in text else 0.2 for text in whole)

@@ -71,7 +71,7 @@ from bertie.data.journal import AlreadyComplete
 from bertie.data.readers import STDIN
 from bertie.data.terminal import set_color_mode, style
 from bertie.errors import BertieError, BertieWarning, InputError
-from bertie.pipeline.unknown_tokens import one_warning
+from bertie.pipeline.language_warnings import one_warning
 
 GROUPS = {  # in the order of bertie --help
     "use a model": (tour, fill, embed, similarity, classify, tag, answer, rerank, choose, detect_replaced),

@@ -23,6 +23,7 @@ from bertie.data.readers import STDIN, InputTable, MalformedRow, Row, chunk_rows
 from bertie.data.terminal import style
 from bertie.data.writers import FieldType, JsonlWriter, Record, Schema, TableWriter, check_output_name, make_writer
 from bertie.errors import InputError
+from bertie.pipeline.read_counts import READ_COUNTS
 
 # A chunk is one call of the task. Its batches depend on the chunk alone, and a run resumes between
 # two chunks: the batches are the same wherever a run was interrupted, and results are bit-identical.
@@ -32,9 +33,8 @@ MAX_RETRIES = 8  # of a chunk without the row that failed; then each row is trie
 MAX_LISTED = 5  # errors of rows
 ERROR = "error"  # the field of a row without a result
 
-# The fields of every result about how much of its text was read, and their table columns.
-READ_SCHEMA: Schema = {"tokens_total": int, "tokens_read": int, "windows": int, "tokens_unknown": int}
-READ_COLUMNS = ("tokens", "windows")
+READ_SCHEMA: Schema = dict.fromkeys(READ_COUNTS, int)
+READ_COLUMNS = ("tokens", "windows")  # in a terminal
 
 # Arguments that results do not depend on, or that the journal stores in another form.
 NOT_SETTINGS = (*("run", "cleanup", "items", "model", "output", "json", "resume", "overwrite", "quiet", "verbose"),)

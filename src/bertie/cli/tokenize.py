@@ -56,16 +56,20 @@ def run(args: argparse.Namespace) -> None:
     if tokenizer is None:
         raise NotFoundError(f"{checkpoint.source} has no tokenizer")
 
+    coverage = tokenizer.coverage
+
     def work(items: list[Any]) -> Iterator[dict[str, Any]]:
         for item, encoding in zip(items, tokenizer.encode_batch(items), strict=True):
             parts = windows(encoding, item if isinstance(item, tuple) else (item,), max_length)
-            unknown = tokenizer.count_unknown(Encodings(encoding.ids, encoding.segments, np.array([len(encoding)])))
+            flat = Encodings(encoding.ids, encoding.segments, np.array([len(encoding)]), int(encoding.special.sum()))
+            unknown, other = coverage.count_unknown(flat), coverage.count_non_english(flat)
             yield {
                 "ids": encoding.ids.tolist(),
                 "tokens": [tokenizer.token(int(i)) for i in encoding.ids],
                 "offsets": encoding.offsets.tolist(),
                 **read_counts(parts),
                 "tokens_unknown": 0 if unknown is None else int(unknown[0]),
+                "tokens_non_english": 0 if other is None else int(other[0]),
             }
 
     stream.write(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertie.pipeline.read_counts import READ_COUNTS
+
 if TYPE_CHECKING:
     from bertie.search.ask import AskResult
     from bertie.search.index import SearchHit, SearchResults
@@ -34,7 +36,7 @@ def _parse_vector(item: Any) -> Vectors:
 
 def read_counts(item: Any) -> dict[str, int]:
     """How much of a text was read."""
-    return {name: item[name] for name in ("tokens_total", "tokens_read", "windows", "tokens_unknown")}
+    return {name: item[name] for name in READ_COUNTS}
 
 
 def parse_vectors(response: Any) -> list[Vectors]:

@@ -17,6 +17,7 @@ from bertie.cluster.text_shards import ROWS_PER_SHARD, EmbedJobConfig, ShardRepo
 from bertie.data.atomic import atomic_rename
 from bertie.data.readers import Format, Row, chunk_rows
 from bertie.errors import InputError
+from bertie.pipeline.read_counts import READ_COUNTS
 
 if TYPE_CHECKING:
     from bertie.tasks.results import EmbeddingResult
@@ -113,10 +114,7 @@ class EmbedActor(ray_job.EmbedderActor[EmbedJobConfig]):
             "row": pa.array(range(shard.first, shard.first + shard.rows), pa.int64()),
             "id": _id_column(shard),
             "vector": pa.FixedSizeListArray.from_arrays(embeddings, self.embedder.dimension),
-            "tokens_total": pa.array([result.tokens_total for result in results], pa.int64()),
-            "tokens_read": pa.array([result.tokens_read for result in results], pa.int64()),
-            "windows": pa.array([result.windows for result in results], pa.int64()),
-            "tokens_unknown": pa.array([result.tokens_unknown for result in results], pa.int64()),
+            **{name: pa.array([getattr(result, name) for result in results], pa.int64()) for name in READ_COUNTS},
         }
         table = pa.table({name: column for name, column in columns.items() if column is not None})
         final = Path(self.config.folder, shard.name)

@@ -9,11 +9,11 @@ from typing import Any, Generic
 import numpy as np
 
 from bertie.pipeline.inputs import Options, TaskInput
-from bertie.pipeline.unknown_tokens import UnknownTokenCounter
+from bertie.pipeline.language_warnings import LanguageCounter
+from bertie.pipeline.read_counts import READ_COUNTS
 from bertie.text.encoding import Encoding, Encodings, IntArray
 from bertie.text.windows import Window, whole_window
 
-READ_COUNTS = ("tokens_total", "tokens_read", "windows", "tokens_unknown")  # of each result
 Split = Callable[[TaskInput[Any], Encoding], list[Window]]
 
 
@@ -54,8 +54,9 @@ class Chunk(Sequence[WindowedText[Options]]):
         max_length: int,
         split: Split,
         unknown: IntArray | None = None,  # (N,) tokens of each input; None: there are none
+        non_english: IntArray | None = None,  # the same
     ) -> None:
-        self.inputs, self.encodings, self.unknown = inputs, encodings, unknown
+        self.inputs, self.encodings, self.unknown, self.non_english = inputs, encodings, unknown, non_english
         self._long: dict[int, list[Window]] = {}
         self.windows, self.starts = encodings, np.arange(len(inputs) + 1)
         if encodings.lengths.max() > max_length:
@@ -93,13 +94,17 @@ class Chunk(Sequence[WindowedText[Options]]):
         return self._long.get(index) or [whole_window(self.encodings[index])]
 
     @cached_property
-    def counts(self) -> list[tuple[int, int, int, int]]:
+    def counts(self) -> list[tuple[int, ...]]:
         """`READ_COUNTS` of each input; special tokens do not count."""
         totals = self.token_totals
-        unknown = [0] * len(totals) if self.unknown is None else self.unknown.tolist()
-        counts = [(total, total, 1, count) for total, count in zip(totals, unknown, strict=True)]
+        none = [0] * len(totals)
+        unknown = none if self.unknown is None else self.unknown.tolist()
+        other = none if self.non_english is None else self.non_english.tolist()
+        counts: list[tuple[int, ...]] = [
+            (total, total, 1, *rest) for total, *rest in zip(totals, unknown, other, strict=True)
+        ]
         for i, windows in self._long.items():
-            counts[i] = (totals[i], sum(window.tokens_read for window in windows), len(windows), counts[i][3])
+            counts[i] = (totals[i], sum(window.tokens_read for window in windows), len(windows), *counts[i][3:])
         return counts
 
     @property
@@ -108,15 +113,15 @@ class Chunk(Sequence[WindowedText[Options]]):
         totals: list[int] = (self.encodings.lengths - self.encodings.special_counts).tolist()
         return totals
 
-    def count_unknown(self, counter: UnknownTokenCounter) -> None:
-        """Count the inputs that consist largely of unknown tokens."""
+    def count_languages(self, counter: LanguageCounter) -> None:
+        """Count the inputs that consist largely of unknown tokens, or are not in English."""
         repeated = [task_input.repeated for task_input in self.inputs]
         counter.texts += len(self) - sum(repeated)
-        if self.unknown is not None:
-            totals = self.token_totals
-            for i in np.flatnonzero(self.unknown).tolist():
-                if not repeated[i]:
-                    counter.add(self.inputs[i].texts, int(self.unknown[i]), totals[i])
+        if self.unknown is None and self.non_english is None:
+            return
+        for task_input, (total, _, _, unknown, other) in zip(self.inputs, self.counts, strict=True):
+            if (unknown or other) and not task_input.repeated:
+                counter.add(task_input.texts, unknown, other, total)
 
     def __len__(self) -> int:
         return len(self.inputs)

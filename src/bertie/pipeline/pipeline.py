@@ -23,9 +23,9 @@ from bertie.errors import InputError
 from bertie.nn.model import Model
 from bertie.pipeline.chunk import Chunk, WindowedText
 from bertie.pipeline.inputs import Options, TaskInput
+from bertie.pipeline.language_warnings import LanguageCounter, current_counter
 from bertie.pipeline.outputs import Output, Outputs
 from bertie.pipeline.reporting import report
-from bertie.pipeline.unknown_tokens import UnknownTokenCounter, current_counter
 from bertie.text.batch import Batch, pack
 from bertie.text.encoding import Encoding, Encodings
 from bertie.text.tokenizer import Tokenizer, checked_text
@@ -100,7 +100,7 @@ class Pipeline(Generic[Options, Output, Result]):
     """
 
     executor: Executor | None = None  # None: the forward pass runs here
-    counts_unknown: bool = True  # whether texts with many unknown tokens are counted and warned about
+    counts_languages: bool = True  # whether texts that are not in a language of the model are warned about
 
     def __init__(
         self,
@@ -160,15 +160,15 @@ class Pipeline(Generic[Options, Output, Result]):
         return self.task.decode_chunk(chunk, self.forward(chunk))
 
     def _counted(self, chunks: Iterable[Chunk[Options]], *, late: bool = True) -> Iterator[Chunk[Options]]:
-        """Pass chunks through, and warn after the last one if some texts consist largely of unknown tokens.
+        """Pass chunks through, and warn after the last one if some texts are not in a language of the model.
 
         `late`: leave the warning to the end of an enclosing call, if there is one.
         """
         outer = current_counter()
-        counter = UnknownTokenCounter() if outer is None else outer
+        counter = LanguageCounter() if outer is None else outer
         for chunk in chunks:
-            if self.counts_unknown:
-                chunk.count_unknown(counter)
+            if self.counts_languages:
+                chunk.count_languages(counter)
             yield chunk
         if outer is None or not late:
             counter.warn()
@@ -193,10 +193,11 @@ class Pipeline(Generic[Options, Output, Result]):
                 for text in task_input.texts:
                     checked_text(text, task_input.name)
             raise
-        unknown = self.tokenizer.count_unknown(encodings)
+        coverage = self.tokenizer.coverage
+        unknown, non_english = coverage.count_unknown(encodings), coverage.count_non_english(encodings)
         size, limit = inputs[0].window_size, self.max_length
         limit = 0 if size == "sentence" else min(limit, size or limit)
-        return Chunk(inputs, encodings, limit, self.split, unknown)
+        return Chunk(inputs, encodings, limit, self.split, unknown, non_english)
 
     def check(self) -> None:
         """Raise an error if nobody is waiting for the result any more; long decoding calls it periodically."""

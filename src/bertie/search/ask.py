@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bertie.errors import InputError
-from bertie.pipeline.chunk import READ_COUNTS
-from bertie.pipeline.unknown_tokens import no_warning
+from bertie.pipeline.language_warnings import no_warning
+from bertie.pipeline.read_counts import READ_COUNTS
 from bertie.search.searcher import SearchHit, SearchResults
 from bertie.tasks.display import Displayed
 
@@ -46,6 +46,7 @@ class AskResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
     @property
     def has_answer(self) -> bool:

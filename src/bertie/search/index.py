@@ -13,8 +13,8 @@ import numpy as np
 
 from bertie.arguments import explain_arguments
 from bertie.errors import BertieError, InputError, NotFoundError
+from bertie.pipeline.language_warnings import one_warning
 from bertie.pipeline.reporting import show_progress
-from bertie.pipeline.unknown_tokens import one_warning
 from bertie.search.analyzer import Analyzer
 from bertie.search.ask import DEFAULT_PASSAGES, AskResult, default_reader, read_passages
 from bertie.search.document_input import DocumentColumns, count_documents, group_documents, read_input

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bertie.errors import InputError, MissingPackageError
 from bertie.pipeline.inputs import check_positive
-from bertie.pipeline.unknown_tokens import no_warning
+from bertie.pipeline.language_warnings import no_warning
 from bertie.search.analyzer import Analyzer
 from bertie.search.filters import MetadataFilter
 from bertie.search.fusion import (

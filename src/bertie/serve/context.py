@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bertie.pipeline.chunk import READ_COUNTS as READ_COUNTS
+from bertie.pipeline.read_counts import READ_COUNTS as READ_COUNTS
 from bertie.serve.tickets import Ticket
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bertie.errors import BertieError
-from bertie.pipeline.unknown_tokens import no_warning
+from bertie.pipeline.language_warnings import no_warning
 from bertie.serve.api.openai import describe_model
 from bertie.serve.api_errors import ApiError, ErrorFormat
 from bertie.serve.auth import Key, Keys
@@ -378,6 +378,7 @@ class App:
             self.metrics.queue_seconds.add(ticket.queue_s, endpoint)
         if ticket.submitted_tokens:
             self.metrics.unknown.add(context.read["tokens_unknown"], endpoint)
+            self.metrics.non_english.add(context.read["tokens_non_english"], endpoint)
         if reply.status == 200 and path in ("/health", "/ping", "/ready", "/metrics"):
             return  # polled every few seconds
         if self.tracing is not None:

@@ -68,6 +68,7 @@ class Metrics:
         self.batch_tokens = Metric("histogram", "Tokens per batch.", (), TOKENS)
         self.tokens = Metric("counter", "Tokens processed, including special tokens.", task)
         self.unknown = Metric("counter", "Tokens that the models' vocabularies do not cover.", endpoint)
+        self.non_english = Metric("counter", "Tokens in non-English text, for models for English.", endpoint)
         self.padding = Metric("counter", "Tokens that padding each batch to its longest text would have added.")
         self.batches = Metric("counter", "Batches processed.")
         self.in_flight = Metric("gauge", "Requests in flight.")
@@ -88,6 +89,7 @@ class Metrics:
             "bertie_batch_tokens": self.batch_tokens,
             "bertie_tokens_total": self.tokens,
             "bertie_unknown_tokens_total": self.unknown,
+            "bertie_non_english_tokens_total": self.non_english,
             "bertie_padding_avoided_tokens_total": self.padding,
             "bertie_batches_total": self.batches,
             "bertie_requests_in_flight": self.in_flight,

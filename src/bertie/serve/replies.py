@@ -57,6 +57,7 @@ def usage_headers(context: RequestContext, seconds: float) -> list[Header]:
         (b"x-tokens-read", b"%d" % read["tokens_read"]),
         (b"x-windows", b"%d" % read["windows"]),
         (b"x-tokens-unknown", b"%d" % read["tokens_unknown"]),
+        (b"x-tokens-non-english", b"%d" % read["tokens_non_english"]),
     ]
 
 

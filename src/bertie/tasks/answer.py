@@ -26,9 +26,10 @@ from bertie.arguments import explain_arguments
 from bertie.config import Calibration
 from bertie.errors import InputError
 from bertie.nn.model import Model
-from bertie.pipeline.chunk import READ_COUNTS, WindowedText
+from bertie.pipeline.chunk import WindowedText
 from bertie.pipeline.inputs import TaskInput, check_list, check_positive
 from bertie.pipeline.outputs import FloatArray, PendingCopy
+from bertie.pipeline.read_counts import READ_COUNTS
 from bertie.tasks.decoding import trim_span
 from bertie.tasks.results import AnswerResult, AnswerSpan
 from bertie.tasks.trainable import Trainable

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from bertie.errors import InputError
-from bertie.pipeline.chunk import READ_COUNTS
 from bertie.pipeline.inputs import check_positive
+from bertie.pipeline.read_counts import READ_COUNTS
 from bertie.tasks.results import AttributedPiece, AttributionResult
 
 MAX_PIECES = 24  # maximum number of pieces of a text

@@ -18,9 +18,10 @@ from torch import Tensor
 from bertie.arguments import explain_arguments
 from bertie.errors import InputError
 from bertie.nn.model import Model
-from bertie.pipeline.chunk import READ_COUNTS, WindowedText
+from bertie.pipeline.chunk import WindowedText
 from bertie.pipeline.inputs import TaskInput, check_list
 from bertie.pipeline.outputs import FloatArray, PendingCopy
+from bertie.pipeline.read_counts import READ_COUNTS
 from bertie.tasks.decoding import average_windows, softmax
 from bertie.tasks.results import ChoiceResult
 from bertie.tasks.trainable import Trainable
@@ -40,6 +41,7 @@ class _ScoredChoice:
     tokens_read: int
     windows: int
     tokens_unknown: int
+    tokens_non_english: int
 
 
 class Chooser(Trainable[None, FloatArray, _ScoredChoice]):

@@ -23,8 +23,8 @@ from bertie.errors import InputError
 from bertie.nn.model import Model
 from bertie.pipeline.chunk import WindowedText
 from bertie.pipeline.inputs import TaskInput, check_list, check_pair, check_positive
+from bertie.pipeline.language_warnings import no_warning
 from bertie.pipeline.outputs import FloatArray, PendingCopy
-from bertie.pipeline.unknown_tokens import no_warning
 from bertie.tasks.attribution import MAX_PIECES, Text, attribute_each
 from bertie.tasks.decoding import WINDOW_POOLING, WindowPooling, average_windows, pool_windows, sigmoid, softmax
 from bertie.tasks.results import AttributionResult, ClassificationResult, RegressionResult

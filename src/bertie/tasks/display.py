@@ -63,15 +63,16 @@ class Displayed:
     """A dataclass whose `repr` is short, and which is a table in a notebook.
 
     `tokens_total`, `tokens_read` and `windows` are shown if a text was truncated or read in several windows,
-    `tokens_unknown` if there are any.
+    `tokens_unknown` and `tokens_non_english` if there are any.
     """
 
     __slots__ = ()
 
     def _facts(self) -> dict[str, Any]:
         facts = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
-        unknown = facts.get("tokens_unknown")
-        hidden = set() if unknown else {"tokens_unknown", "tokens_total"}
+        hidden = {name for name in ("tokens_unknown", "tokens_non_english") if not facts.get(name)}
+        if len(hidden) == 2:
+            hidden.add("tokens_total")
         if facts.get("windows") == 1 and facts["tokens_read"] == facts["tokens_total"]:
             hidden |= {"tokens_read", "windows"}
         else:

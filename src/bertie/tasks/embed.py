@@ -28,10 +28,10 @@ from bertie.nn.model import Model
 from bertie.nn.sentence_layers import Normalize, normalize, normalize_array
 from bertie.pipeline.chunk import Chunk, WindowedText
 from bertie.pipeline.inputs import TaskInput, text_inputs
+from bertie.pipeline.language_warnings import one_warning
 from bertie.pipeline.outputs import FloatArray, Outputs, PendingCopy
 from bertie.pipeline.pipeline import Overflow
 from bertie.pipeline.reporting import length, show_progress
-from bertie.pipeline.unknown_tokens import one_warning
 from bertie.recipe import POOLINGS, Recipe
 from bertie.tasks.base import Task, refuse_other_embeddings
 from bertie.tasks.decoding import average_windows, decoding_device

@@ -21,9 +21,9 @@ from bertie.errors import InputError
 from bertie.nn.model import Model
 from bertie.pipeline.chunk import Chunk, WindowedText
 from bertie.pipeline.inputs import TaskInput, check_list, check_positive, text_inputs
+from bertie.pipeline.language_warnings import no_warning
 from bertie.pipeline.outputs import FloatArray
 from bertie.pipeline.reporting import report
-from bertie.pipeline.unknown_tokens import no_warning
 from bertie.tasks.base import Task
 from bertie.tasks.decoding import trim_span
 from bertie.tasks.mask_candidates import MASKED_COPIES, log_likelihoods, place

@@ -28,9 +28,10 @@ from bertie.errors import CheckpointError, ConfigError, InputError, NotFoundErro
 from bertie.nn.model import Model
 from bertie.pipeline.chunk import WindowedText
 from bertie.pipeline.inputs import TaskInput, check_list, check_pair, check_positive, text_inputs
+from bertie.pipeline.language_warnings import no_warning, one_warning
 from bertie.pipeline.outputs import FloatArray, PendingCopy
 from bertie.pipeline.pipeline import Overflow, Pipeline
-from bertie.pipeline.unknown_tokens import no_warning, one_warning
+from bertie.pipeline.read_counts import READ_COUNTS
 from bertie.recipe import Recipe
 from bertie.tasks.base import Task
 from bertie.tasks.results import RankedDocument, RelevanceResult, TokenVectorsResult
@@ -418,9 +419,9 @@ class LateInteraction(TokenVectorEncoder, Trainable[None, FloatArray, TokenVecto
         return rows[:, 0] if isinstance(documents, str) else rows
 
 
-def read_counts(result: TokenVectorsResult) -> tuple[int, int, int, int]:
+def read_counts(result: TokenVectorsResult) -> tuple[int, ...]:
     """How much of a text was read."""
-    return result.tokens_total, result.tokens_read, result.windows, result.tokens_unknown
+    return tuple(getattr(result, name) for name in READ_COUNTS)
 
 
 def _can_ignore_tokens(checkpoint: Checkpoint) -> bool:

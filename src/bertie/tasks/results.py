@@ -2,7 +2,8 @@
 
 Each records how much of its text was read: `tokens_read` of `tokens_total` tokens, without special tokens, in a number
 of `windows`. `tokens_unknown` tokens are not covered by the model's vocabulary: [UNK], or letters of a script in which
-it has no words.
+it has no words. `tokens_non_english` tokens are in parts of the text that do not seem to be English, counted for models
+with an English vocabulary.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class EmbeddingResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -37,6 +39,7 @@ class SparseEmbeddingResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -57,6 +60,7 @@ class TokenVectorsResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -74,6 +78,7 @@ class ClassificationResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -85,6 +90,7 @@ class RegressionResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -98,6 +104,7 @@ class ZeroShotResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -120,6 +127,7 @@ class TaggingResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -145,6 +153,7 @@ class AnswerResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
     @property
     def best(self) -> AnswerSpan:
@@ -166,6 +175,7 @@ class RelevanceResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -179,6 +189,7 @@ class RankedDocument(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -209,6 +220,7 @@ class FillMaskResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -221,6 +233,7 @@ class PseudoLikelihood(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -245,6 +258,7 @@ class TokenPredictionResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -267,6 +281,7 @@ class ReplacedTokenResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
     @property
     def replaced(self) -> tuple[ReplacedToken, ...]:
@@ -286,6 +301,7 @@ class ChoiceResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -310,3 +326,4 @@ class AttributionResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0

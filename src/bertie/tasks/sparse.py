@@ -25,9 +25,9 @@ from bertie.nn.model import Model
 from bertie.nn.row_blocks import TOKEN_ROWS, in_row_blocks
 from bertie.pipeline.chunk import WindowedText
 from bertie.pipeline.inputs import TaskInput, check_positive, text_inputs
+from bertie.pipeline.language_warnings import one_warning
 from bertie.pipeline.outputs import FloatArray
 from bertie.pipeline.pipeline import Overflow
-from bertie.pipeline.unknown_tokens import one_warning
 from bertie.recipe import Recipe
 from bertie.tasks.prompts import choose_prompt
 from bertie.tasks.results import SparseEmbeddingResult

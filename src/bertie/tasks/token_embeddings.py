@@ -30,6 +30,7 @@ class TokenEmbeddingsResult(Displayed):
     tokens_read: int
     windows: int
     tokens_unknown: int = 0
+    tokens_non_english: int = 0
 
 
 class TokenEmbedder(Task[None, FloatArray, TokenEmbeddingsResult]):

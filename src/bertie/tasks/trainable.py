@@ -19,9 +19,9 @@ from bertie.checkpoints.hub import DEFAULT, default_model
 from bertie.errors import ConfigError
 from bertie.evaluation.learning_curves import LearningCurve
 from bertie.pipeline.inputs import Options
+from bertie.pipeline.language_warnings import one_warning
 from bertie.pipeline.outputs import Output
 from bertie.pipeline.pipeline import Overflow
-from bertie.pipeline.unknown_tokens import one_warning
 from bertie.recipe import EMBEDDING_FIELDS, Method, MixedPrecision, Recipe, ScheduleName
 from bertie.tasks import registry
 from bertie.tasks.base import Result, Task

@@ -27,9 +27,10 @@ from bertie.config import HeadInfo
 from bertie.errors import InputError, NotFoundError
 from bertie.nn.model import Model
 from bertie.nn.sentence_layers import normalize_array
-from bertie.pipeline.chunk import READ_COUNTS, WindowedText
+from bertie.pipeline.chunk import WindowedText
 from bertie.pipeline.inputs import check_list, text_inputs
 from bertie.pipeline.outputs import FloatArray, PendingCopy
+from bertie.pipeline.read_counts import READ_COUNTS
 from bertie.pipeline.reporting import length
 from bertie.tasks.base import Task
 from bertie.tasks.decoding import average_windows, sigmoid, softmax
@@ -187,7 +188,7 @@ class ZeroShot(Task[None, FloatArray, _Hypothesis]):
         }
         check_list(texts, "classify")
         # Texts are counted once: by the head, if it reads them.
-        self._embedder.pipeline.counts_unknown = method == "embedding"
+        self._embedder.pipeline.counts_languages = method == "embedding"
         if method == "entailment":
             logits = self._by_entailment(texts, sentences["entailment"])
         elif method == "embedding":

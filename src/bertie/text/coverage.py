@@ -2,7 +2,7 @@
 
 A token is unknown if it is the unknown token ([UNK]), or a single letter of a script in which the vocabulary has no
 words: the vocabularies of English models contain most alphabets, and spell every Russian or Greek word letter by
-letter. Languages in a script that the vocabulary covers are not told apart: to an English model, German is rare words.
+letter. Other languages in Latin script are told from English by `bertie.text.english`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from bertie.text.encoding import Encodings
+from bertie.text.english import EnglishDetector, count_non_english
 from bertie.text.scripts import OTHER_SCRIPT
 
 BoolArray = NDArray[np.bool_]
@@ -23,6 +25,29 @@ IntArray = NDArray[np.int64]
 # vocabularies have up to 10 and 488 (bert-base-uncased), multilingual ones from 126 and 13,550 (mBERT).
 WORDS, LETTERS = 50, 2000
 PREFIXES = "##", "▁"  # of tokens that continue a word, or begin one
+
+
+class Coverage:
+    """Counts the tokens of texts that a vocabulary does not cover, and those that are not English."""
+
+    def __init__(self, vocabulary: Mapping[str, int], unk_id: int | None) -> None:
+        self._uncovered = uncovered_tokens(vocabulary, unk_id)
+        self._english = EnglishDetector.for_vocabulary(vocabulary)
+
+    def count_unknown(self, encodings: Encodings) -> IntArray | None:
+        """(N,) the unknown tokens of each text; None: there are none."""
+        flags = self._uncovered[encodings.ids]
+        return count_flagged(flags if encodings.in_text is None else flags & encodings.in_text, encodings.lengths)
+
+    def count_non_english(self, encodings: Encodings) -> IntArray | None:
+        """(N,) the tokens of each text that are not English; None: there are none, or another kind of vocabulary."""
+        if self._english is None:
+            return None
+        scores = self._english.score(encodings.ids)
+        if encodings.in_text is not None:
+            scores = scores * encodings.in_text
+        counts = count_non_english(scores, encodings.lengths)
+        return None if counts is None else np.minimum(counts, encodings.lengths - encodings.special_counts)
 
 
 def uncovered_tokens(vocabulary: Mapping[str, int], unk_id: int | None) -> BoolArray:

@@ -20,7 +20,7 @@ import tokenizers
 from bertie.errors import CheckpointError, InputError
 from bertie.switches import is_disabled
 from bertie.text import wordpiece
-from bertie.text.coverage import BoolArray, count_flagged, uncovered_tokens
+from bertie.text.coverage import Coverage
 from bertie.text.encoding import Encoding, Encodings, IntArray, merge
 from bertie.text.item_checks import checked_item
 from bertie.text.item_checks import checked_text as checked_text
@@ -314,16 +314,12 @@ class Tokenizer:
         """Id of the unknown token."""
         return self._role_id("unk")
 
-    def count_unknown(self, encodings: Encodings) -> IntArray | None:
-        """(N,) the unknown tokens of each text, see `bertie.text.coverage`; None: there are none."""
-        flags = self._uncovered[encodings.ids]
-        return count_flagged(flags if encodings.in_text is None else flags & encodings.in_text, encodings.lengths)
-
     @cached_property
-    def _uncovered(self) -> BoolArray:
+    def coverage(self) -> Coverage:
+        """Counts the tokens that the vocabulary does not cover, and those that are not English."""
         # Byte-level BPE covers every character; some folders declare the end-of-text token as the unknown token.
         unk_id = None if self.unk_id in self.encode("").ids else self.unk_id
-        return uncovered_tokens(self._backend.get_vocab(with_added_tokens=True), unk_id)
+        return Coverage(self._backend.get_vocab(with_added_tokens=True), unk_id)
 
     @property
     def mask_token(self) -> str | None:

@@ -69,13 +69,17 @@ class Response(BaseModel):
 
 
 class ReadCounts(Response):
-    """How much of a text was read: its tokens, those read, the number of windows, and its unknown tokens."""
+    """How much of a text was read: its tokens, those read, and windows; and its unknown and non-English tokens."""
 
     tokens_total: int
     tokens_read: int
     windows: int
     tokens_unknown: int = Field(
         description="Tokens that the vocabulary does not cover: unknown tokens, and letters of scripts without words."
+    )
+    tokens_non_english: int = Field(
+        description="Tokens in parts of the text that do not seem to be English; 0 for models without an English "
+        "vocabulary."
     )
 
 

@@ -5,6 +5,7 @@ import { fetchJson, server, UserError } from "./server.js";
 import { setRequest, showRequest } from "./snippets.js";
 import { readState } from "./state.js";
 
+const READ_COUNTS = ["tokens_total", "tokens_read", "windows", "tokens_unknown", "tokens_non_english"]; // of each result
 const FAST = 150; // milliseconds; after an answer in less, the next request is sent without delay
 const MAX_DELAY = 1000; // milliseconds after the last key press
 const SHOW_PROGRESS = 300; // milliseconds after which a running request shows its progress
@@ -197,11 +198,12 @@ function showCounts(output, counts, started) {
   const windows = counts.windows === undefined ? "" : ` in ${pluralize(counts.windows, "window")}`;
   const tokens = `Read ${counts.tokens_read.toLocaleString("en")} of ${pluralize(counts.tokens_total, "token")}${windows}`;
   const unknown = counts.tokens_unknown ? ` · ${counts.tokens_unknown.toLocaleString("en")} not covered by the vocabulary` : "";
-  read.textContent = `${tokens}${unknown} · answered in ${time}`;
+  const other = counts.tokens_non_english ? ` · ${counts.tokens_non_english.toLocaleString("en")} not English` : "";
+  read.textContent = `${tokens}${unknown}${other} · answered in ${time}`;
 }
 
 /** The counts of several texts together. */
 export function addCounts(results) {
   const sum = (key) => results.reduce((total, counts) => total + counts[key], 0);
-  return Object.fromEntries(["tokens_total", "tokens_read", "windows", "tokens_unknown"].map((key) => [key, sum(key)]));
+  return Object.fromEntries(READ_COUNTS.map((key) => [key, sum(key)]));
 }

@@ -1,4 +1,4 @@
-"""One warning per call about texts that a vocabulary does not cover, with counts; results are as without it."""
+"""One warning per call about texts that are not in a language of the model, with counts; results are as without it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from bertie import Classifier, Embedder, Index, Reader, Reranker, Tagger
-from bertie.errors import UnknownTokenWarning
-from bertie.pipeline.unknown_tokens import UnknownTokenCounter, no_warning, one_warning
+from bertie.errors import BertieWarning, NonEnglishWarning, UnknownTokenWarning
+from bertie.pipeline.language_warnings import LanguageCounter, no_warning, one_warning
 from bertie.tasks import MaskedLM, ZeroShot
 
 ENGLISH, CHINESE, RUSSIAN = "The cat sat on the mat.", "今天天气很好，我们去公园散步吧。", "Привет, как дела?"
+GERMAN = "Der Zug nach München fährt heute erst eine Stunde später ab."
 MODEL = "bertie-small"
 
 
@@ -48,10 +49,33 @@ def test_long_texts_are_counted_as_a_whole(embedder: Embedder) -> None:
     assert long.tokens_unknown == 14 * 200
 
 
+def test_other_languages_in_latin_script_have_a_warning(embedder: Embedder) -> None:
+    with pytest.warns(NonEnglishWarning) as caught:
+        results = list(embedder.embed_each([ENGLISH, GERMAN, ENGLISH]))
+    assert len(caught) == 1
+    assert "1 of 3 texts does not seem to be in English, such as 'Der Zug nach" in str(caught[0].message)
+    assert caught[0].filename == __file__
+    assert [result.tokens_non_english for result in results] == [0, results[1].tokens_total, 0]
+    assert "tokens_non_english" in repr(results[1])
+    assert "tokens_non_english" not in repr(results[0])
+
+
+def test_a_few_texts_in_other_languages_have_no_warning(embedder: Embedder) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BertieWarning)
+        results = list(embedder.embed_each([GERMAN] + [ENGLISH] * 19))
+    assert results[0].tokens_non_english > 0
+
+
+def test_text_with_a_prompt(embedder: Embedder) -> None:
+    with pytest.warns(NonEnglishWarning, match=r"^the text does not seem to be in English \('query: Der Zug"):
+        embedder.embed(GERMAN, prompt="query: ")
+
+
 @pytest.mark.parametrize("text", [ENGLISH, "I love it 😀", "α and β are the angles of the two triangles here.", ""])
 def test_ordinary_texts_have_no_warning(embedder: Embedder, text: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UnknownTokenWarning)
+        warnings.simplefilter("error", BertieWarning)
         embedder.embed([text])
 
 
@@ -60,25 +84,29 @@ def test_symbols_alone_have_a_warning(embedder: Embedder) -> None:
         embedder.embed("😀 👍")
 
 
-def test_every_task_warns_once() -> None:
+@pytest.mark.parametrize(
+    ("text", "category", "message"),
+    [
+        (RUSSIAN, UnknownTokenWarning, "1 of 2 texts consists largely of unknown to"),
+        (f"{GERMAN} {GERMAN}", NonEnglishWarning, "1 of 2 texts does not seem to be in English"),
+    ],
+)
+def test_every_task_warns_once(text: str, category: type[BertieWarning], message: str) -> None:
+    labels = ["sports", "politics"]
     calls = {
-        "classify": lambda: Classifier.load(MODEL).classify([RUSSIAN, ENGLISH]),
-        "tag": lambda: Tagger.load(MODEL).tag([RUSSIAN, ENGLISH]),
-        "answer": lambda: Reader.load(MODEL).answer([(RUSSIAN, RUSSIAN), ("Who sat?", ENGLISH)]),
-        "rerank": lambda: Reranker.load(MODEL).rerank("cat", [RUSSIAN, ENGLISH]),
-        "fill": lambda: MaskedLM.load(MODEL).fill([f"{RUSSIAN} [MASK]", "The [MASK] sat."]),
-        "zero-shot": lambda: ZeroShot.load(MODEL).classify([RUSSIAN, ENGLISH], ["sports", "politics"]),
-        "zero-shot by embedding": lambda: ZeroShot.load(MODEL).classify(
-            [RUSSIAN, ENGLISH], ["sports", "politics"], method="embedding"
-        ),
-        "similarity": lambda: Embedder.load(MODEL).similarity(RUSSIAN, ENGLISH),
+        "classify": lambda: Classifier.load(MODEL).classify([text, ENGLISH]),
+        "tag": lambda: Tagger.load(MODEL).tag([text, ENGLISH]),
+        "answer": lambda: Reader.load(MODEL).answer([(text, text), ("Who sat?", ENGLISH)]),
+        "rerank": lambda: Reranker.load(MODEL).rerank("cat", [text, ENGLISH]),
+        "fill": lambda: MaskedLM.load(MODEL).fill([f"{text} [MASK]", "The [MASK] sat."]),
+        "zero-shot": lambda: ZeroShot.load(MODEL).classify([text, ENGLISH], labels),
+        "zero-shot by entailment": lambda: ZeroShot.load(MODEL).classify([text, ENGLISH], labels, method="entailment"),
+        "similarity": lambda: Embedder.load(MODEL).similarity(text, ENGLISH),
     }
     for name, call in calls.items():
-        with pytest.warns(UnknownTokenWarning) as caught:
+        with pytest.warns(category) as caught:
             call()
-        assert [str(warning.message)[:43] for warning in caught] == ["1 of 2 texts consists largely of unknown to"], (
-            name
-        )
+        assert [str(warning.message)[:43] for warning in caught] == [message], name
 
 
 def test_index_and_search_warn_once(embedder: Embedder, tmp_path: Path) -> None:
@@ -111,8 +139,10 @@ def test_calls_in_one_context_have_one_warning(embedder: Embedder) -> None:
 
 
 def test_long_examples_are_shortened() -> None:
-    counter = UnknownTokenCounter()
+    counter = LanguageCounter()
     counter.texts = 1
-    counter.add(("дом\n" * 100,), 300, 300)
-    assert len(counter.message()) < 300
-    assert "\n" not in counter.message()
+    counter.add(("дом\n" * 100,), 300, 0, 300)
+    ((category, message),) = counter.messages()
+    assert category is UnknownTokenWarning
+    assert len(message) < 300
+    assert "\n" not in message
