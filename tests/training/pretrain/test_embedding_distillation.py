@@ -24,6 +24,7 @@ from bertie.training.pretrain.embedding_distillation import (
     EmbeddingDistillationSampler,
     Passages,
     TeacherEnsemble,
+    assign_clusters,
     check_teachers,
     embedding_targets,
 )
@@ -183,3 +184,30 @@ def test_a_student_learns_its_teachers(tokenizer: Tokenizer, corpus: Corpus, tmp
         return float(((own @ own.T - wanted) ** 2).mean())
 
     assert error("out") < 0.6 * error("student")
+
+
+def test_similar_embeddings_are_in_one_cluster() -> None:
+    draw = np.random.default_rng(0)
+    topics = np.eye(4)[np.arange(400) % 4]
+    targets = topics + 0.1 * draw.standard_normal((400, 4))
+    targets = (targets / np.linalg.norm(targets, axis=1, keepdims=True)).astype(np.float16)
+    clusters = assign_clusters(targets, 8, seed=0, device=torch.device("cpu"))
+    assert clusters.shape == (400,)
+    for own in range(8):
+        assert len(set(np.arange(400)[clusters == own] % 4)) <= 1
+    with pytest.raises(ConfigError, match="clusters=401 must be at most 400"):
+        assign_clusters(targets, 401, seed=0, device=torch.device("cpu"))
+
+
+def test_a_step_has_several_passages_of_a_cluster(tokenizer: Tokenizer, corpus: Corpus) -> None:
+    passages = Passages(corpus, 16)
+    clusters = np.arange(len(passages)) % 3
+    targets = np.zeros((len(passages), 4), np.float16)
+    objective = EmbeddingDistillation(EmbeddingTerms())
+    plain = EmbeddingDistillationSampler(passages, targets, 4, objective, budget=320, seed=0)
+    sampler = EmbeddingDistillationSampler(passages, targets, 4, objective, budget=320, seed=0, clusters=clusters)
+    assert sampler.fingerprint() != plain.fingerprint()
+    items = [sampler._packing.items(step) for step in range(sampler._packing.steps())]
+    assert sorted(np.concatenate(items).tolist()) == list(range(len(passages)))
+    largest = [max(np.bincount(clusters[own])) / len(own) for own in items if len(own) > 10]
+    assert np.mean(largest) > 0.6

@@ -36,6 +36,9 @@ from bertie.training.sampling import TrainingTask
 
 SAMPLE = 8_192  # passages that the teachers' means and the principal components are fitted to
 BATCH_TOKENS = 65_536  # of a forward pass of the teachers
+CLUSTER_SAMPLE = 64  # passages per cluster that k-means is fitted to
+K_MEANS_STEPS = 10
+CHUNK = 65_536  # embeddings that are compared with all centres at once
 
 Half = NDArray[np.float16]
 
@@ -159,6 +162,27 @@ def embedding_targets(ensemble: TeacherEnsemble, student: Model, passages: Passa
     return targets
 
 
+@torch.no_grad()
+def assign_clusters(targets: Half, clusters: int, seed: int, device: torch.device) -> IntArray:
+    """(N,) the cluster of each embedding (N, D), by spherical k-means on a sample."""
+    if clusters > len(targets):
+        raise ConfigError(f"clusters={clusters} must be at most {len(targets)}, the number of passages")
+    order = np.random.default_rng([seed, 0x636C7573]).permutation(len(targets))[: clusters * CLUSTER_SAMPLE]
+    sample = torch.from_numpy(targets[order]).to(device).float()
+    centres = sample[:clusters].clone()
+    for _ in range(K_MEANS_STEPS):
+        nearest = _nearest(sample, centres)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, sample)
+        used = torch.bincount(nearest, minlength=clusters) > 0
+        centres[used] = F.normalize(sums[used], dim=-1)
+    parts = torch.split(torch.from_numpy(targets), CHUNK)
+    return torch.cat([_nearest(part.to(device).float(), centres).cpu() for part in parts]).numpy()
+
+
+def _nearest(embeddings: Tensor, centres: Tensor) -> Tensor:
+    return torch.cat([(part @ centres.T).argmax(1) for part in torch.split(embeddings, CHUNK)])
+
+
 def _embed(student: Model, ids: Any, cu: Any) -> Tensor:
     """(B, D) the mean of the student's states."""
     training = student.training
@@ -172,7 +196,11 @@ def _embed(student: Model, ids: Any, cu: Any) -> Tensor:
 
 
 class EmbeddingDistillationSampler:
-    """Samples passages with their target embeddings (N, D)."""
+    """Samples passages with their target embeddings (N, D).
+
+    With `clusters`, (N,), several passages of one cluster are in a step together (topic-aware sampling, Hofstätter
+    et al., 2021): the student learns to tell similar texts apart.
+    """
 
     single_head = False
 
@@ -186,11 +214,12 @@ class EmbeddingDistillationSampler:
         budget: int,
         seed: int,
         teachers: Sequence[str] = (),
+        clusters: IntArray | None = None,
     ) -> None:
         if steps < 1:
             raise ConfigError(f"steps={steps} must be at least 1")
         self.passages, self.targets, self.total_steps, self.teachers = passages, targets, steps, list(teachers)
-        self._packing = PackingPlan(passages.sizes, budget, seed)
+        self._packing = PackingPlan(passages.sizes, budget, seed, clusters)
         self._task = TrainingTask("mlm", objective, ())
         self.heads: list[str] = []
         self.epoch_starts = [0, steps]
@@ -209,7 +238,9 @@ class EmbeddingDistillationSampler:
 
     def fingerprint(self) -> Any:
         """The passages and the teachers."""
-        return [self.total_steps, len(self.passages), self.passages.max_length, self._packing.budget, *self.teachers]
+        clusters = 0 if self._packing.groups is None else int(self._packing.groups.max()) + 1
+        sizes = [self.total_steps, len(self.passages), self.passages.max_length, self._packing.budget, clusters]
+        return [*sizes, *self.teachers]
 
     def read(self, step: int) -> tuple[TrainingTask, list[TrainingExample]]:
         """Read the passages of a step."""

@@ -29,6 +29,7 @@ from bertie.training.pretrain.embedding_distillation import (
     EmbeddingDistillationSampler,
     Passages,
     TeacherEnsemble,
+    assign_clusters,
     check_teachers,
     embedding_targets,
 )
@@ -281,14 +282,17 @@ def build_embedding_distillation(args: CorpusObjective) -> BatchSampler:
         raise ConfigError(f"max_length={args.max_length} must be at most {ensemble.max_length}, the teachers'")
     passages = Passages(args.corpus, args.max_length)
     terms = {name: float(options[name]) for name in EMBEDDING_TERMS if name in options}
+    targets = embedding_targets(ensemble, model, passages, args.seed)
+    clusters = options.get("clusters")
     return EmbeddingDistillationSampler(
         passages,
-        embedding_targets(ensemble, model, passages, args.seed),
+        targets,
         args.steps,
         EmbeddingDistillation(EmbeddingTerms(**terms)),
         budget=args.budget,
         seed=args.seed,
         teachers=names,
+        clusters=None if clusters is None else assign_clusters(targets, clusters, args.seed, model.device),
     )
 
 

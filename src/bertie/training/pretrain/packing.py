@@ -16,6 +16,7 @@ from bertie.training.pretrain.corpus import BoolArray, Corpus, IntArray
 
 LOOKAHEAD = 8  # budgets of text to search for pieces that fit
 MIN_WINDOW = 1024  # pieces to search at least
+BLOCK = 32  # items of a group that stay together
 SPECIAL_TOKENS = 2  # special tokens around a piece
 
 
@@ -26,11 +27,12 @@ class PackingPlan:
     >>> packing.steps(), sorted(np.concatenate([packing.items(0), packing.items(1)]).tolist())
     (2, [0, 1, 2, 3])
 
-    The steps of an epoch are followed by those of the next, in another order.
+    The steps of an epoch are followed by those of the next, in another order. With `groups`, (items,) the group of
+    each item, items are drawn in blocks of one group, so that a step has several items of each of its groups.
     """
 
-    def __init__(self, sizes: NDArray[np.int32], budget: int, seed: int) -> None:
-        self.sizes, self.budget, self.seed = sizes, budget, seed
+    def __init__(self, sizes: NDArray[np.int32], budget: int, seed: int, groups: IntArray | None = None) -> None:
+        self.sizes, self.budget, self.seed, self.groups = sizes, budget, seed, groups
         self._ends: list[int] = []  # cumulative steps at the end of each planned epoch
         self._epoch = -1  # of the cached plan
         self._plan: tuple[IntArray, IntArray] = np.zeros(0, np.int64), np.zeros(1, np.int64)
@@ -76,10 +78,22 @@ class PackingPlan:
     def _planned(self, epoch: int) -> tuple[IntArray, IntArray]:
         """The items of an epoch in order (items,), and the boundaries of its steps (steps + 1,)."""
         if epoch != self._epoch:
-            order = np.random.default_rng([self.seed, epoch]).permutation(len(self.sizes))
+            order = self._order(epoch)
             chosen, cuts = first_fit(self.sizes[order], self.budget)
             self._epoch, self._plan = epoch, (order[chosen], cuts)
         return self._plan
+
+    def _order(self, epoch: int) -> IntArray:
+        """(items,) the random order of an epoch."""
+        rng = np.random.default_rng([self.seed, epoch])
+        order = rng.permutation(len(self.sizes))
+        if self.groups is None:
+            return order
+        order = order[np.argsort(self.groups[order], kind="stable")]
+        own = self.groups[order]
+        within = np.arange(len(own)) - np.searchsorted(own, own)
+        block = np.cumsum(within % BLOCK == 0) - 1
+        return order[np.argsort(rng.permutation(len(own))[block], kind="stable")]
 
 
 class PackedCorpus(PackingPlan):

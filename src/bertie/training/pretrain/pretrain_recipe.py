@@ -42,7 +42,9 @@ def objective_keys() -> dict[str, ObjectiveKeys]:
             ("teacher", "relations", "heads", "layer", "student_layer"), ("teacher",)
         ),
         "sentence_distillation": ObjectiveKeys((*MASKING_KEYS, *sentence), ("teacher", "teacher_corpus")),
-        "embedding_distillation": ObjectiveKeys(("teacher", "prompts", "center", *EMBEDDING_TERMS), ("teacher",)),
+        "embedding_distillation": ObjectiveKeys(
+            ("teacher", "prompts", "center", "clusters", *EMBEDDING_TERMS), ("teacher",)
+        ),
     }
     for task in registry.trainable(with_head=True):
         soft_labels = ("teacher", "temperature", "hard") if task in ("classify", "tag") else ()
@@ -50,7 +52,7 @@ def objective_keys() -> dict[str, ObjectiveKeys]:
     return kinds
 
 
-_POSITIVE_INTEGERS = ("max_length", "batch_tokens", "batch_size", "layers", "heads")
+_POSITIVE_INTEGERS = ("max_length", "batch_tokens", "batch_size", "layers", "heads", "clusters")
 _WEIGHTS = (*SENTENCE_TERMS, "soft", "cosine", "temperature", "weight", "hard", "center")  # numbers of at least 0
 _STRINGS = ("name", "train", "dev", "pairs", "sharing", "tokenizer")
 _FOLDERS = ("corpus", "teacher_corpus", "teacher")
