@@ -30,8 +30,13 @@ RECIPES = sorted((recipes.FOLDER / "bertie-small").glob("*.toml"))
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 INTERPOLATED = "3-interpolated"  # starts from the second stage interpolated with the student
 SENTIMENT = "4-sentiment"  # starts from the third stage interpolated with its start; the encoder is frozen
-STEPS = {"1-multitask": 90, "2-teachers": 40, INTERPOLATED: 20, SENTIMENT: 10}
-OUTPUTS = {"1-multitask": "stage-1", "2-teachers": "stage-2", INTERPOLATED: "stage-3", SENTIMENT: "bertie-small"}
+LARGE = "5-large-batches"
+STEPS = {"1-multitask": 90, "2-teachers": 40, INTERPOLATED: 20, SENTIMENT: 10, LARGE: 30}
+OUTPUTS = {
+    **{"1-multitask": "stage-1", "2-teachers": "stage-2", INTERPOLATED: "stage-3", SENTIMENT: "stage-4"},
+    LARGE: "bertie-small",
+}
+SMALL = {"batch_tokens": 512, "max_length": 64, "layers": 2, "batch_size": 8, "clusters": 3}
 HEADS = {"mlm", "qa", "ner", "rerank", "sentiment", "nli"}
 
 
@@ -44,7 +49,7 @@ def shrunk(file: Path) -> str:
     given["training"] |= {"steps": STEPS[file.stem], "batch_tokens": 512, "micro_tokens": 512, "evals": 2}
     given["training"] |= {"max_length": 64} if "max_length" in given["training"] else {}
     for one in given["objective"]:
-        for name, value in (("batch_tokens", 512), ("max_length", 64), ("layers", 2), ("batch_size", 8)):
+        for name, value in SMALL.items():
             if name in one:
                 one[name] = value
     top = [f"{name} = {json.dumps(value)}" for name, value in given.items() if isinstance(value, str | list)]
@@ -171,6 +176,10 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
             import_module("interpolate").main(
                 ["./stage-3", "./stage-3-interpolated", "--towards", "./stage-2-interpolated", "--weight", "0.6"]
             )
+        if file.stem == LARGE:
+            import_module("interpolate").main(
+                ["./stage-4", "./stage-4-interpolated", "--towards", "./student", "--weight", "0.6"]
+            )
         Path(file.name).write_text(shrunk(file))
         run("pretrain", file.name, "-o", out[1], "--device", "cpu")
         done = json.loads(Path(out[1], "training", "run.json").read_text())
@@ -185,12 +194,12 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
     assert made.max_length == 128
     assert list(made.heads["sentiment"].labels.values()) == ["negative", "neutral", "positive"]
     assert not list(tmp_path.glob("*.training"))
-    first = Checkpoint.load("student").model.state_dict()
-    last = made.model.state_dict()
-    before = Checkpoint.load("./stage-3-interpolated").model.state_dict()
-    changed = {name for name, tensor in before.items() if not last[name].equal(tensor)}
+    names = ("student", "stage-3-interpolated", "stage-4")
+    first, before, after = (Checkpoint.load(f"./{name}").model.state_dict() for name in names)
+    changed = {name for name, tensor in before.items() if not after[name].equal(tensor)}
     assert changed
     assert all(name.startswith("heads.sentiment.") for name in changed)
+    last = made.model.state_dict()
     assert all(not last[name].equal(tensor) for name, tensor in first.items() if name.startswith("encoder.blocks.0.ff"))
 
     run("quantize", "./bertie-small", "-o", f"models/{hub.DEFAULT}", "--precision", "int8")
