@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bertie.errors import ConfigError
-from bertie.training.spikes import LossSpikeDetector
+from bertie.training.distributed import World
+from bertie.training.spikes import LossMonitor, LossSpike, LossSpikeDetector
 
 
 def curve(seed: int, steps: int, noise: float = 0.04) -> np.ndarray[Any, Any]:
@@ -77,3 +79,19 @@ def test_invalid_arguments_are_refused() -> None:
         LossSpikeDetector(window=49)
     with pytest.raises(ConfigError, match="factor=0"):
         LossSpikeDetector(factor=0)
+
+
+def test_the_loss_of_a_small_step_is_no_spike() -> None:
+    monitor, world = LossMonitor(detect=True), World.current(torch.device("cpu"))
+    for step in range(1, 101):
+        monitor.add(torch.tensor(200.0), "mlm", 100.0)
+        assert monitor.check(world, step) == 200.0
+    monitor.add(torch.tensor(9.0 * 20), "mlm", 20.0)  # the last step of an epoch
+    monitor.check(world, 101)
+    monitor.add(torch.tensor(9.0 * 90), "mlm", 90.0)
+    with pytest.raises(LossSpike) as spike:
+        monitor.check(world, 102)
+    assert (spike.value.step, spike.value.loss) == (102, 9.0)
+    monitor.add(torch.tensor(math.nan), "mlm", 1.0)
+    with pytest.raises(LossSpike):
+        monitor.check(world, 103)

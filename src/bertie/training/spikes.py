@@ -71,8 +71,9 @@ class LossMonitor:
     """Collects losses on the device, and checks them together: reading each immediately would stall
     the device.
 
-    Losses are compared with those of the same `kind`; without a kind they must only be finite.
-    `recent` holds the losses of a saved state.
+    Losses are compared with those of the same `kind`; without a kind they must only be finite, and so
+    must those of small steps, which vary more: of at most a quarter of the largest weight, such as the
+    last one of an epoch. `recent` holds the losses of a saved state.
     """
 
     def __init__(self, detect: bool, recent: Mapping[str, Sequence[float]] | None = None) -> None:
@@ -80,6 +81,7 @@ class LossMonitor:
         self._detectors = {kind: LossSpikeDetector(seen=losses) for kind, losses in (recent or {}).items()}
         self._losses: list[Tensor] = []
         self._kinds: list[tuple[str, float]] = []
+        self._largest: dict[str, float] = {}  # weight of a step of each kind
 
     def add(self, loss: Tensor, kind: str, weight: float) -> None:
         """Add the summed loss of a step."""
@@ -96,7 +98,8 @@ class LossMonitor:
         self._kinds.clear()
         total = 0.0
         for step, (loss, (kind, weight)) in enumerate(zip(losses, kinds, strict=True), start=first):
-            spike = self.detect and kind and weight > 0
+            largest = self._largest[kind] = max(weight, self._largest.get(kind, 0.0))
+            spike = self.detect and kind and weight > largest / 4
             if (spike and self._detector(kind).update(loss / weight)) or not math.isfinite(loss):
                 raise LossSpike(step, loss / weight if weight else loss)
             total += loss

@@ -33,7 +33,10 @@ SENTIMENT = "4-sentiment"  # starts from the third stage interpolated with its s
 LARGE = "5-large-batches"
 STEPS = {"1-multitask": 90, "2-teachers": 40, INTERPOLATED: 20, SENTIMENT: 10, LARGE: 30}
 OUTPUTS = {
-    **{"1-multitask": "stage-1", "2-teachers": "stage-2", INTERPOLATED: "stage-3", SENTIMENT: "stage-4"},
+    "1-multitask": "stage-1",
+    "2-teachers": "stage-2",
+    INTERPOLATED: "stage-3",
+    SENTIMENT: "stage-4",
     LARGE: "bertie-small",
 }
 SMALL = {"batch_tokens": 512, "max_length": 64, "layers": 2, "batch_size": 8, "clusters": 3}
