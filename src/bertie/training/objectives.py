@@ -97,7 +97,7 @@ class Objective(ABC):
     """
 
     level: ClassVar[Level]
-    detect_spikes: ClassVar[bool] = False  # whether a loss far above the recent ones means that training diverged
+    detect_spikes: bool = False  # whether a loss far above the recent ones means that training diverged
 
     @abstractmethod
     def forward(self, model: Model, micro_batch: MicroBatch, head: str) -> Tensor:

@@ -30,14 +30,21 @@ RECIPES = sorted((recipes.FOLDER / "bertie-small").glob("*.toml"))
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 INTERPOLATED = "3-interpolated"  # starts from the second stage interpolated with the student
 SENTIMENT = "4-sentiment"  # starts from the third stage interpolated with its start; the encoder is frozen
-LARGE = "5-large-batches"
-STEPS = {"1-multitask": 90, "2-teachers": 40, INTERPOLATED: 20, SENTIMENT: 10, LARGE: 30}
+LARGE = "5-large-batches"  # starts from the fourth stage interpolated with the student
+LAST = "6-sentiment"  # starts from the fifth stage interpolated with the fourth; the encoder is frozen
+STEPS = {"1-multitask": 90, "2-teachers": 40, INTERPOLATED: 20, SENTIMENT: 10, LARGE: 30, LAST: 5}
 OUTPUTS = {
     "1-multitask": "stage-1",
     "2-teachers": "stage-2",
     INTERPOLATED: "stage-3",
     SENTIMENT: "stage-4",
-    LARGE: "bertie-small",
+    LARGE: "stage-5",
+    LAST: "bertie-small",
+}
+INTERPOLATIONS = {
+    SENTIMENT: ("stage-3", "stage-2-interpolated", "0.6"),
+    LARGE: ("stage-4", "student", "0.6"),
+    LAST: ("stage-5", "stage-4", "0.7"),
 }
 SMALL = {"batch_tokens": 512, "max_length": 64, "layers": 2, "batch_size": 8, "clusters": 3}
 HEADS = {"mlm", "qa", "ner", "rerank", "sentiment", "nli"}
@@ -175,13 +182,10 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
         assert out[1] == OUTPUTS[file.stem]
         if file.stem == INTERPOLATED:
             interpolate(monkeypatch)
-        if file.stem == SENTIMENT:
+        if file.stem in INTERPOLATIONS:
+            model, other, weight = INTERPOLATIONS[file.stem]
             import_module("interpolate").main(
-                ["./stage-3", "./stage-3-interpolated", "--towards", "./stage-2-interpolated", "--weight", "0.6"]
-            )
-        if file.stem == LARGE:
-            import_module("interpolate").main(
-                ["./stage-4", "./stage-4-interpolated", "--towards", "./student", "--weight", "0.6"]
+                [f"./{model}", f"./{model}-interpolated", "--towards", f"./{other}", "--weight", weight]
             )
         Path(file.name).write_text(shrunk(file))
         run("pretrain", file.name, "-o", out[1], "--device", "cpu")

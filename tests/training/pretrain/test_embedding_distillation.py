@@ -207,6 +207,8 @@ def test_a_step_has_several_passages_of_a_cluster(tokenizer: Tokenizer, corpus: 
     plain = EmbeddingDistillationSampler(passages, targets, 4, objective, budget=320, seed=0)
     sampler = EmbeddingDistillationSampler(passages, targets, 4, objective, budget=320, seed=0, clusters=clusters)
     assert sampler.fingerprint() != plain.fingerprint()
+    assert objective.detect_spikes
+    assert not EmbeddingDistillation(EmbeddingTerms(), clusters=True).detect_spikes
     items = [sampler._packing.items(step) for step in range(sampler._packing.steps())]
     assert sorted(np.concatenate(items).tolist()) == list(range(len(passages)))
     largest = [max(np.bincount(clusters[own])) / len(own) for own in items if len(own) > 10]

@@ -256,11 +256,15 @@ class EmbeddingDistillationSampler:
 
 
 class EmbeddingDistillation(ModelObjective):
-    """The `EmbeddingTerms` of `SentenceDistillation`, with target embeddings instead of a teacher."""
+    """The `EmbeddingTerms` of `SentenceDistillation`, with target embeddings instead of a teacher.
 
-    def __init__(self, terms: EmbeddingTerms) -> None:
+    With `clusters`, the loss of a step depends on its clusters, and is not checked for spikes.
+    """
+
+    def __init__(self, terms: EmbeddingTerms, clusters: bool = False) -> None:
         super().__init__()
         self.terms = terms
+        self.detect_spikes = not clusters
 
     def loss(self, model: Model, micro_batch: MicroBatch) -> Tensor:
         """As `ModelObjective.loss`."""

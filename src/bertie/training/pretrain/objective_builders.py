@@ -288,7 +288,7 @@ def build_embedding_distillation(args: CorpusObjective) -> BatchSampler:
         passages,
         targets,
         args.steps,
-        EmbeddingDistillation(EmbeddingTerms(**terms)),
+        EmbeddingDistillation(EmbeddingTerms(**terms), clusters is not None),
         budget=args.budget,
         seed=args.seed,
         teachers=names,
