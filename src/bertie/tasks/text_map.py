@@ -52,9 +52,9 @@ def map_texts(
 
     `embedder`: by default the built-in model. `clusters`: their number; by default that with the best silhouette.
 
-    >>> texts = ["The cat sleeps.", "A cat is sleeping.", "Shares fell today.", "Stocks fell sharply."]
+    >>> texts = ["The cat sleeps.", "A cat is sleeping.", "A dog sleeps.", "Shares fell.", "Stocks fell.", "Oil fell."]
     >>> map_texts(texts, clusters=2).clusters
-    (0, 0, 1, 1)
+    (0, 0, 0, 1, 1, 1)
     """
     texts = list(check_list(texts, "map_texts"))
     check_texts(len(texts), clusters)
