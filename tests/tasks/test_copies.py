@@ -142,6 +142,9 @@ def test_other_processes(made: Made, method: str) -> None:
         expected = embedder.embed(TEXTS * 100)
         with multiprocessing.get_context(method).Pool(1) as pool:
             result = pool.map_async(embedder.embed, [TEXTS * 100]).get(timeout=120)
+            # Leaving the block only terminates the worker, which can miss the signal while it waits for work.
+            pool.close()
+            pool.join()
     finally:
         torch.set_num_threads(threads)
     np.testing.assert_array_equal(result[0], expected)
