@@ -237,9 +237,9 @@ class EmbeddingDistillationSampler:
         return step
 
     def fingerprint(self) -> Any:
-        """The passages and the teachers."""
-        clusters = 0 if self._packing.groups is None else int(self._packing.groups.max()) + 1
-        sizes = [self.total_steps, len(self.passages), self.passages.max_length, self._packing.budget, clusters]
+        """The passages and the teachers; the number of clusters is the recipe's."""
+        clustered = self._packing.groups is not None
+        sizes = [self.total_steps, len(self.passages), self.passages.max_length, self._packing.budget, clustered]
         return [*sizes, *self.teachers]
 
     def read(self, step: int) -> tuple[TrainingTask, list[TrainingExample]]:
