@@ -24,6 +24,22 @@ def test_the_rest_of_the_schedule_is_compressed_again_and_again() -> None:
     assert Pace(10, epoch=5).state == []
 
 
+def test_a_run_whose_steps_become_faster_is_lengthened_again() -> None:
+    pace = Pace(1000, epoch=100)
+    pace.fit(100, 1200)
+    assert (pace.total, pace.reason) == (1000, "")
+    pace.fit(200, 600)
+    pace.fit(400, 800)
+    assert [pace.position(step) for step in (400, 600, 800)] == [600, 800, 1000]
+    pace.fit(500, 5000)  # never longer than planned
+    assert pace.total == 1000
+    assert pace.position(500) == 700
+    assert pace.position(1000) == 1000
+    pace.shorten(600, 700, "converged")
+    pace.fit(650, 900)
+    assert (pace.total, pace.reason) == (700, "converged")
+
+
 def rows(*losses: float) -> list[str]:
     return [LOG_HEADER, *(f"{10 * (i + 1)},0.1,{loss},1e-4,99" for i, loss in enumerate(losses))]
 
@@ -51,6 +67,8 @@ def test_steps_are_dropped_to_end_before_a_deadline(monkeypatch: pytest.MonkeyPa
     now += 20  # an evaluation
     pace.evaluated(20)
     assert pace.total_in_time(4, (4, 400)) == pytest.approx(4 + 97, abs=1)  # there will be another
+    pace.fit(4, 50)
+    assert pace.total_in_time(4, ()) == pytest.approx(4 + 297, abs=1)
     now = 170.0
     assert pace.total_in_time(5, ()) == 5
 

@@ -380,11 +380,11 @@ class Trainer:
         return f"loss {loss:.3f}, lr {self._rate(step) * self.recipe.lr:.1e}"
 
     def _keep_pace(self) -> None:
-        """Shorten the run if it would miss its deadline, or if the loss has been small for long."""
+        """Fit the run to its deadline; shorten it if the loss has been small for long."""
         p, logged = self.state, self.state.step % LOG_EVERY == 0
         if self.pace.deadline is not None and (logged or self.world.size == 1):
             total = self.pace.total_in_time(p.step, () if self.evaluate is None else self._evaluate_at)
-            self.pace.shorten(p.step, self.world.broadcast(total), "budget")
+            self.pace.fit(p.step, self.world.broadcast(total))
         if logged:
             self.pace.check_loss(p.step, p.rows)
         p.pace = self.pace.state

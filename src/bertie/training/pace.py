@@ -12,9 +12,9 @@ CONVERGED_STEPS = 20  # at least, with a loss below `stop_loss`
 class Pace:
     """The number of steps of a run. Shortening it compresses the rest of its learning-rate schedule.
 
-    A run is shortened to end before `deadline`, a time of `time.monotonic`, once the seconds per step are known: they
-    are measured after the first `warm_steps` steps, over at least `warm_steps` − 1 more. It is also shortened if the
-    loss has been below `stop_loss` for an epoch, to end after one more.
+    A run is fitted to end before `deadline`, a time of `time.monotonic`, once the seconds per step are known: they are
+    measured after the first `warm_steps` steps, over at least `warm_steps` − 1 more. If its steps become faster, it is
+    lengthened again. It is also shortened if the loss has been below `stop_loss` for an epoch, to end after one more.
 
     >>> pace = Pace(100, epoch=10)
     >>> pace.shorten(40, 60, "converged")
@@ -47,10 +47,19 @@ class Pace:
 
     def shorten(self, step: int, total: int, reason: str) -> None:
         """End after `total` steps, if that is earlier than planned."""
-        total = max(total, step + 1)
-        if total < self.total:
-            self._from, self._since = self.position(step), float(step)
-            self.total, self.reason = total, reason
+        if max(total, step + 1) < self.total:
+            self._end(step, total, reason)
+
+    def fit(self, step: int, total: int) -> None:
+        """End after `total` steps because of the deadline: fewer than planned, or more of them than thought before."""
+        if self.reason == "budget":
+            self._end(step, min(total, self.planned), "budget")
+        else:
+            self.shorten(step, total, "budget")
+
+    def _end(self, step: int, total: int, reason: str) -> None:
+        self._from, self._since = self.position(step), float(step)
+        self.total, self.reason = max(total, step + 1), reason
 
     @property
     def state(self) -> list[float]:
@@ -94,6 +103,7 @@ class Pace:
         seconds = self.seconds = self.step_seconds(step)
         if self.deadline is None or seconds is None:
             return self.total
+        most = self.planned if self.reason == "budget" else self.total
         each = self._paused / self._pauses if self._pauses else 0.0
         left = self.deadline - time.monotonic() - each * sum(step < at <= self.total for at in evaluations)
-        return min(self.total, step + max(0, int(left / max(seconds, 1e-9))))
+        return min(most, step + max(0, int(left / max(seconds, 1e-9))))

@@ -28,7 +28,7 @@ from bertie.training.pretrain.embedding_distillation import (
     check_teachers,
     embedding_targets,
 )
-from bertie.training.pretrain.sentence_distillation import EmbeddingTerms, segment_mean
+from bertie.training.pretrain.sentence_distillation import EmbeddingTerms, PrincipalComponents, segment_mean
 from tests.training.pretrain.corpus_texts import texts
 from tests.training.pretrain.test_sentence_distillation import checkpoint, corpus_of
 
@@ -89,11 +89,13 @@ def test_targets_preserve_similarities(tokenizer: Tokenizer, corpus: Corpus) -> 
     ensemble = TeacherEnsemble([checkpoint(tokenizer, 16, seed=1), checkpoint(tokenizer, 16, seed=2)])
     student = checkpoint(tokenizer, 16, seed=3)
     passages = Passages(corpus, 48)
-    targets = embedding_targets(ensemble, student.model, passages, seed=0)
-    assert targets.shape == (len(passages), 16)
+    targets, projection = embedding_targets(ensemble, student.model, passages, seed=0)
+    assert targets.shape == (len(passages), 32)
     every = np.arange(len(passages))
     wide = ensemble.embed(*passages.read(every))
-    narrow = torch.from_numpy(targets).float()
+    torch.testing.assert_close(torch.from_numpy(targets).float(), wide, atol=1e-3, rtol=0)
+    narrow = projection(wide)
+    assert narrow.shape == (len(passages), 16)
     torch.testing.assert_close(narrow.norm(dim=-1), torch.ones(len(passages)), atol=1e-2, rtol=0)
     assert float((narrow @ narrow.T - wide @ wide.T).abs().mean()) < 0.05
 
@@ -102,22 +104,24 @@ def test_targets_equal_those_of_the_same_text_in_any_order(tokenizer: Tokenizer,
     """Rows belong to their passages, although the teachers read them sorted by length."""
     teacher = checkpoint(tokenizer, 16, seed=1)
     passages = Passages(corpus, 48)
-    targets = embedding_targets(TeacherEnsemble([teacher]), teacher.model, passages, seed=0)
+    targets, projection = embedding_targets(TeacherEnsemble([teacher]), teacher.model, passages, seed=0)
     for passage in (0, len(passages) // 2, len(passages) - 1):
         ids, _ = passages.read(np.array([passage]))
         batch = Batch.from_ids([ids])
         with torch.no_grad():
             own = segment_mean(teacher.model.hidden(batch), batch.text_of_token(), 1)
         # The projection is a rotation towards the student, which is the teacher here.
-        assert F.cosine_similarity(own, torch.from_numpy(targets[[passage]]).float()).item() > 0.99
+        projected = projection(torch.from_numpy(targets[[passage]]))
+        assert F.cosine_similarity(own, projected).item() > 0.99
 
 
 def test_a_step_has_the_gradient_of_its_terms(tokenizer: Tokenizer, corpus: Corpus) -> None:
     student = checkpoint(tokenizer, 16, seed=3).model.train()
     passages = Passages(corpus, 48)
-    targets = np.random.default_rng(0).normal(size=(len(passages), 16)).astype(np.float16)
+    targets = np.random.default_rng(0).normal(size=(len(passages), 24)).astype(np.float16)
     terms = EmbeddingTerms(embeddings=2.0, similarities=3.0, neighbours=0.5)
-    objective = EmbeddingDistillation(terms)
+    projection = PrincipalComponents.fit(torch.from_numpy(targets).float(), 16)
+    objective = EmbeddingDistillation(terms, projection)
     sampler = EmbeddingDistillationSampler(passages, targets, 5, objective, budget=300, seed=1)
     task, examples = sampler.read(2)
     assert task.objective is objective
@@ -127,10 +131,11 @@ def test_a_step_has_the_gradient_of_its_terms(tokenizer: Tokenizer, corpus: Corp
     s = F.normalize(segment_mean(student.hidden(batch), batch.text_of_token(), len(batch)), dim=-1)
     t = F.normalize(torch.from_numpy(np.stack([example.extras["target"] for example in examples])).float(), dim=-1)
     difference = s @ s.T - t @ t.T
-    expected = 2 * (1 - (s * t).sum(-1)).sum() + 3 * (difference**2).sum() / len(s)
+    projected = F.normalize(t @ projection.basis, dim=-1)
+    expected = 2 * (1 - (s * projected).sum(-1)).sum() + 3 * (difference**2).sum() / len(s)
     rest = (loss - expected).item()
     assert rest > 0  # the KL divergence
-    assert EmbeddingTerms(2.0, 3.0).loss(s, t).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert EmbeddingTerms(2.0, 3.0).loss(s, t, projection).item() == pytest.approx(expected.item(), rel=1e-5)
     loss.backward()
     assert any(p.grad is not None and p.grad.abs().max() > 0 for p in student.parameters())
 
@@ -203,12 +208,13 @@ def test_a_step_has_several_passages_of_a_cluster(tokenizer: Tokenizer, corpus: 
     passages = Passages(corpus, 16)
     clusters = np.arange(len(passages)) % 3
     targets = np.zeros((len(passages), 4), np.float16)
-    objective = EmbeddingDistillation(EmbeddingTerms())
+    projection = PrincipalComponents(torch.eye(4))
+    objective = EmbeddingDistillation(EmbeddingTerms(), projection)
     plain = EmbeddingDistillationSampler(passages, targets, 4, objective, budget=320, seed=0)
     sampler = EmbeddingDistillationSampler(passages, targets, 4, objective, budget=320, seed=0, clusters=clusters)
     assert sampler.fingerprint() != plain.fingerprint()
     assert objective.detect_spikes
-    assert not EmbeddingDistillation(EmbeddingTerms(), clusters=True).detect_spikes
+    assert not EmbeddingDistillation(EmbeddingTerms(), projection, clusters=True).detect_spikes
     items = [sampler._packing.items(step) for step in range(sampler._packing.steps())]
     assert sorted(np.concatenate(items).tolist()) == list(range(len(passages)))
     largest = [max(np.bincount(clusters[own])) / len(own) for own in items if len(own) > 10]

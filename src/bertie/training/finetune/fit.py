@@ -223,7 +223,7 @@ class FineTuningRun(Generic[TaskT]):
         options, self.options = self.options, replace(self.options, progress=False, resume=False, save_steps=None)
         trainer = self._trainer(self.data, None, stage)
         start, steps = time.monotonic() - started, trainer.pace.planned
-        trainer.pace.shorten(0, PROBE_STEPS, "budget")
+        trainer.pace.planned = trainer.pace.total = min(PROBE_STEPS, steps)
         started = time.monotonic()
         history = trainer.run()
         self.options = options

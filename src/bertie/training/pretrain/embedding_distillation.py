@@ -138,8 +138,10 @@ def check_teachers(teachers: Sequence[Checkpoint], tokenizer: Tokenizer) -> None
 
 
 @torch.no_grad()
-def embedding_targets(ensemble: TeacherEnsemble, student: Model, passages: Passages, seed: int) -> Half:
-    """(N, width) the teachers' embeddings of all passages, projected to the student's width.
+def embedding_targets(
+    ensemble: TeacherEnsemble, student: Model, passages: Passages, seed: int
+) -> tuple[Half, PrincipalComponents]:
+    """(N, ΣD) the teachers' embeddings of all passages, and their projection to the student's width.
 
     The projection preserves similarities as well as possible, and is rotated towards the student's own embeddings.
     """
@@ -150,16 +152,16 @@ def embedding_targets(ensemble: TeacherEnsemble, student: Model, passages: Passa
     if len(sample) < wide.shape[1] and wide.shape[1] > own.shape[1]:
         raise ConfigError(f"the corpus has {len(passages)} passages; the projection needs at least {wide.shape[1]}")
     projection = PrincipalComponents.fit(wide, own.shape[1]).align(wide, own).to(student.device)
-    targets = np.empty((len(passages), own.shape[1]), np.float16)
+    targets = np.empty((len(passages), wide.shape[1]), np.float16)
     order = np.argsort(passages.sizes, kind="stable")
     ends = np.flatnonzero(np.diff(np.cumsum(passages.sizes[order]) // (8 * BATCH_TOKENS))) + 1
     done = 0
     with Progress("teacher embeddings", lambda: done / len(passages), unit="passages") as progress:
         for part in np.split(order, ends):
-            targets[part] = projection(ensemble.embed(*passages.read(part))).half().cpu().numpy()
+            targets[part] = ensemble.embed(*passages.read(part)).half().cpu().numpy()
             done += len(part)
             progress.update(len(part))
-    return targets
+    return targets, projection
 
 
 @torch.no_grad()
@@ -196,7 +198,7 @@ def _embed(student: Model, ids: Any, cu: Any) -> Tensor:
 
 
 class EmbeddingDistillationSampler:
-    """Samples passages with their target embeddings (N, D).
+    """Samples passages with the teachers' embeddings (N, ΣD).
 
     With `clusters`, (N,), several passages of one cluster are in a step together (topic-aware sampling, Hofstätter
     et al., 2021): the student learns to tell similar texts apart.
@@ -256,14 +258,14 @@ class EmbeddingDistillationSampler:
 
 
 class EmbeddingDistillation(ModelObjective):
-    """The `EmbeddingTerms` of `SentenceDistillation`, with target embeddings instead of a teacher.
+    """The `EmbeddingTerms` of `SentenceDistillation`, with embeddings computed before instead of a teacher.
 
     With `clusters`, the loss of a step depends on its clusters, and is not checked for spikes.
     """
 
-    def __init__(self, terms: EmbeddingTerms, clusters: bool = False) -> None:
+    def __init__(self, terms: EmbeddingTerms, projection: PrincipalComponents, clusters: bool = False) -> None:
         super().__init__()
-        self.terms = terms
+        self.terms, self.projection = terms, projection
         self.detect_spikes = not clusters
 
     def loss(self, model: Model, micro_batch: MicroBatch) -> Tensor:
@@ -273,7 +275,7 @@ class EmbeddingDistillation(ModelObjective):
         hidden = model.hidden(batch)
         with torch.autocast(hidden.device.type, enabled=False):
             pooled = segment_mean(hidden, batch.text_of_token(), len(batch))
-            return self.mean(self.terms.loss(pooled, target), "texts")
+            return self.mean(self.terms.loss(pooled, target, self.projection), "texts")
 
     def collate(self, examples: Sequence[TrainingExample]) -> MicroBatch:
         """Stack the target embeddings too."""

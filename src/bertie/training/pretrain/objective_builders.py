@@ -282,13 +282,13 @@ def build_embedding_distillation(args: CorpusObjective) -> BatchSampler:
         raise ConfigError(f"max_length={args.max_length} must be at most {ensemble.max_length}, the teachers'")
     passages = Passages(args.corpus, args.max_length)
     terms = {name: float(options[name]) for name in EMBEDDING_TERMS if name in options}
-    targets = embedding_targets(ensemble, model, passages, args.seed)
+    targets, projection = embedding_targets(ensemble, model, passages, args.seed)
     clusters = options.get("clusters")
     return EmbeddingDistillationSampler(
         passages,
         targets,
         args.steps,
-        EmbeddingDistillation(EmbeddingTerms(**terms), clusters is not None),
+        EmbeddingDistillation(EmbeddingTerms(**terms), projection, clusters is not None),
         budget=args.budget,
         seed=args.seed,
         teachers=names,

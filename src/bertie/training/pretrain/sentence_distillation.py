@@ -232,10 +232,14 @@ class EmbeddingTerms:
     similarities: float = 0.0
     neighbours: float = 0.0
 
-    def loss(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """(B, D) embeddings of both, in the same space -> () the sum over texts."""
+    def loss(self, student: Tensor, teacher: Tensor, projection: PrincipalComponents | None = None) -> Tensor:
+        """(B, D) embeddings of both -> () the sum over texts.
+
+        A teacher's embeddings in another space need a projection to the student's, for the first term alone:
+        similarities are those of the embeddings themselves.
+        """
         s, t = F.normalize(student, dim=-1), F.normalize(teacher.float(), dim=-1)
-        total = self.embeddings * (1 - (s * t).sum(-1)).sum()
+        total = self.embeddings * (1 - (s * (projection(t) if projection else t)).sum(-1)).sum()
         if self.similarities:
             total = total + self.similarities * ((s @ s.T - t @ t.T) ** 2).mean() * len(s)
         if self.neighbours and len(s) > 1:

@@ -18,6 +18,7 @@ WNUT_COPIES = 2  # of its rows, which are few and not like Wikipedia's
 NAMES_ONLY = 0.6  # fraction of WikiANN's rows that consist of a name only to keep
 NEGATIVES = {"ncbi_disease": 3_000, "scicite": 1_500, "ud_english_ewt": 4_000}  # sentences without a name
 SILVER, LABELLED = 8_000, 20_000  # sentences to keep, and to label at most
+UNLABELLED = 160_000  # sentences of Wikipedia that label.py labels
 TITLES = ("Mr", "Mrs", "Ms", "Dr", "Prof", "Sir", "President", "Professor", "Judge", "Captain", "Sen", "Gov", "Gen")
 TITLED = 0.2  # fraction of the sentences with a person in which it gets a title
 
@@ -37,6 +38,8 @@ def entities(data: Path, passages: Sequence[WikiPassage], model: NamedEntityMode
     yield "names.train", [row for row in usable if row["source"] == "wikiann"]
     yield "ner.dev", dev
     yield "ner.test", test
+    sentences = list(unseen(_unlabelled(passages), held, "tokens"))
+    yield "ner.unlabelled", random.Random(SEED).sample(sentences, min(UNLABELLED, len(sentences)))
 
 
 def _labelled(data: Path, split: str) -> Iterator[Row]:
@@ -97,6 +100,15 @@ def _silver(data: Path, passages: Sequence[WikiPassage], model: NamedEntityModel
     usable = sorted(draw.sample(usable, min(LABELLED, len(usable))), key=len)  # of similar length, which is faster
     rows = list(silver(usable, model))
     return [rows[place] for place in sorted(draw.sample(range(len(rows)), min(SILVER, len(rows))))]
+
+
+def _unlabelled(passages: Sequence[WikiPassage]) -> Iterator[Row]:
+    """Sentences that seem to have a name."""
+    for passage in passages:
+        for sentence in split(passage.text):
+            words = WORD.findall(sentence)
+            if 5 <= len(words) <= 40 and _capitals(words):
+                yield {"tokens": words}
 
 
 def with_title(row: Row, draw: random.Random) -> Row:
