@@ -154,5 +154,5 @@ def test_built_in_model(tmp_path: Path) -> None:
     names = {name.lower() for name in predicted["tag"][0]}
     assert {"ada lovelace (per)", "charles babbage (per)", "london (loc)"} <= names
     assert predicted["answer"][0][0] == "the Reform"
-    assert predicted["embed, rerank"][0][0].startswith("“A true Englishman doesn’t joke when")
+    assert "wager" in predicted["embed, rerank"][0][0]
     assert all(step["tokens_read"] == step["tokens_total"] for step in output["steps"])

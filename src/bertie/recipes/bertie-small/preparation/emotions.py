@@ -19,7 +19,7 @@ SENTIMENT = {
 OPPOSITE_OF = {"positive": "negative", "negative": "positive"}
 GROUP = {emotion: group for group, emotions in SENTIMENT.items() for emotion in emotions.split()}
 
-NEUTRAL = 0.28  # fraction of the neutral comments to keep: more of them, and most opinions become neutral elsewhere
+NEUTRAL = 0.4  # fraction of the neutral comments to keep: more of them, and most opinions become neutral elsewhere
 DOCUMENTS = 0.15  # fraction of rows made of several comments
 COMMENTS = (3, 30)  # in one of them
 POLAR = (0.15, 1.0)  # fraction of them with the text's sentiment or the opposite one, where it is not neutral
