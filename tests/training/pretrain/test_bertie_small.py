@@ -240,7 +240,7 @@ def test_all_stages_from_the_tokenizer_to_the_tour(
     assert report["hidden"]["min_cosine"] > 0.99
     folders = ("bertie-small", f"models/{hub.DEFAULT}")
     size = [sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) for name in folders]
-    assert size[1] < 0.5 * size[0]  # type: ignore[index]
+    assert size[1] < 0.5 * size[0]
     monkeypatch.setattr(hub, "BUILT_IN", tmp_path / "models")
     capsys.readouterr()
     run("tour", "--json")
