@@ -35,6 +35,13 @@ def test_a_run_whose_steps_become_faster_is_lengthened_again() -> None:
     assert pace.total == 1000
     assert pace.position(500) == 700
     assert pace.position(1000) == 1000
+    for late in (400, 501):  # no time left: one more step, and none once the run is done
+        pace.fit(500, late - 1)
+        assert pace.total == 501
+        pace.fit(501, late)
+        assert pace.total == 501
+    pace = Pace(1000, epoch=100)
+    pace.fit(200, 900)
     pace.shorten(600, 700, "converged")
     pace.fit(650, 900)
     assert (pace.total, pace.reason) == (700, "converged")

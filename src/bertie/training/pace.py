@@ -52,7 +52,7 @@ class Pace:
 
     def fit(self, step: int, total: int) -> None:
         """End after `total` steps because of the deadline: fewer than planned, or more of them than thought before."""
-        if self.reason == "budget":
+        if self.reason == "budget" and step < min(total, self.total):
             self._end(step, min(total, self.planned), "budget")
         else:
             self.shorten(step, total, "budget")

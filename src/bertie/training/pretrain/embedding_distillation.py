@@ -139,7 +139,7 @@ def check_teachers(teachers: Sequence[Checkpoint], tokenizer: Tokenizer) -> None
 
 @torch.no_grad()
 def embedding_targets(
-    ensemble: TeacherEnsemble, student: Model, passages: Passages, seed: int
+    ensemble: TeacherEnsemble, student: Model, passages: Passages, seed: int, progress: bool = True
 ) -> tuple[Half, PrincipalComponents]:
     """(N, ΣD) the teachers' embeddings of all passages, and their projection to the student's width.
 
@@ -156,11 +156,11 @@ def embedding_targets(
     order = np.argsort(passages.sizes, kind="stable")
     ends = np.flatnonzero(np.diff(np.cumsum(passages.sizes[order]) // (8 * BATCH_TOKENS))) + 1
     done = 0
-    with Progress("teacher embeddings", lambda: done / len(passages), unit="passages") as progress:
+    with Progress("teacher embeddings", lambda: done / len(passages), unit="passages", show=progress) as bar:
         for part in np.split(order, ends):
             targets[part] = ensemble.embed(*passages.read(part)).half().cpu().numpy()
             done += len(part)
-            progress.update(len(part))
+            bar.update(len(part))
     return targets, projection
 
 

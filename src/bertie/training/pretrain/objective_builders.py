@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bertie.checkpoints.checkpoint import Checkpoint
 from bertie.checkpoints.hub import is_built_in
+from bertie.data.progress import Progress
 from bertie.errors import ConfigError, InputError
 from bertie.nn.model import Model
 from bertie.recipe import Recipe
@@ -22,7 +23,12 @@ from bertie.text.batch import Batch
 from bertie.text.tokenizer import Tokenizer
 from bertie.training.finetune.base import TaskTraining, training_for
 from bertie.training.finetune.data import LabelledDataset, read_dataset
-from bertie.training.objectives import Objective, SingleLabelObjective, TokenClassificationObjective
+from bertie.training.objectives import (
+    Objective,
+    SingleLabelObjective,
+    TokenClassificationObjective,
+    TrainingExample,
+)
 from bertie.training.pretrain.corpus import Corpus
 from bertie.training.pretrain.embedding_distillation import (
     EmbeddingDistillation,
@@ -74,6 +80,7 @@ class RunContext:
     )  # with their dev data
     after_training: list[Callable[[], None]] = field(default_factory=list)
     detection: ReplacedTokenDetection | None = None  # both models of an objective of kind rtd
+    progress: bool = True  # whether to show progress bars
 
     @property
     def hyperparameters(self) -> Recipe:
@@ -282,7 +289,7 @@ def build_embedding_distillation(args: CorpusObjective) -> BatchSampler:
         raise ConfigError(f"max_length={args.max_length} must be at most {ensemble.max_length}, the teachers'")
     passages = Passages(args.corpus, args.max_length)
     terms = {name: float(options[name]) for name in EMBEDDING_TERMS if name in options}
-    targets, projection = embedding_targets(ensemble, model, passages, args.seed)
+    targets, projection = embedding_targets(ensemble, model, passages, args.seed, context.progress)
     clusters = options.get("clusters")
     return EmbeddingDistillationSampler(
         passages,
@@ -360,7 +367,7 @@ def build_task(context: RunContext, options: Mapping[str, Any]) -> BatchSampler:
     if dev is not None:
         task.check_metrics(dev)
     context.tasks[name] = (task, dev)
-    training_task = TrainingTask(name, task.objective(train), list(task.items(train)))
+    training_task = TrainingTask(name, task.objective(train), _tokenize(task, train, name, context.progress))
     if "teacher" in options:
         training_task = _soften(context, options, row, task, training_task)
     size = int(options.get("batch_size", 32))
@@ -368,6 +375,15 @@ def build_task(context: RunContext, options: Mapping[str, Any]) -> BatchSampler:
     steps = context.recipe.steps * float(options.get("share", 1.0)) / shares
     epochs = max(1, math.ceil(1.1 * steps * size / len(training_task.examples)))
     return ExampleSampler([training_task], recipe.replace(batch_size=size, batch_tokens=None, epochs=epochs))
+
+
+def _tokenize(task: TaskTraining[Any], train: LabelledDataset, name: str, progress: bool) -> list[TrainingExample]:
+    items: list[TrainingExample] = []
+    with Progress(f"tokenize {name}", lambda: len(items) / len(train.examples), show=progress) as bar:
+        for item in task.items(train):
+            items.append(item)
+            bar.update(1)
+    return items
 
 
 def _soften(

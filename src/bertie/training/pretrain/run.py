@@ -94,7 +94,7 @@ def _pretrain(
     state = state_folder(output)
     checkpoint = initial_checkpoint(recipe, data)
     checkpoint.model.to(device)
-    context = RunContext(recipe, data, device, checkpoint)
+    context = RunContext(recipe, data, device, checkpoint, progress=progress and is_main_process())
     sampler = build_sampler(context)
     dtype = autocast_dtype(recipe.recipe.mixed_precision, device)
     report = TrainingReport(state / "report", checkpoint, sampler, dtype, tensorboard)
