@@ -154,5 +154,6 @@ def test_built_in_model(tmp_path: Path) -> None:
     names = {name.lower() for name in predicted["tag"][0]}
     assert {"ada lovelace (per)", "charles babbage (per)", "london (loc)"} <= names
     assert predicted["answer"][0][0] == "the Reform"
-    assert "wager" in predicted["embed, rerank"][0][0]
+    best = sorted(text[:30] for text in predicted["embed, rerank"][0][:2])  # their scores are nearly equal
+    assert best == ["A memorandum of the wager was ", "“A true Englishman doesn’t jok"]
     assert all(step["tokens_read"] == step["tokens_total"] for step in output["steps"])
